@@ -128,11 +128,12 @@ def vllm_cpu(args: argparse.Namespace, port: int) -> Launch:
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus()[: args.threads])),
-        "LD_PRELOAD": str(openmp) if openmp.exists() else "",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
+    if openmp.exists() and " " not in str(openmp):  # LD_PRELOAD is a list separated by spaces
+        env["LD_PRELOAD"] = str(openmp)
     return Launch(command, "smollm2-135m", ready_within=180, env=env)
 
 
@@ -201,7 +202,7 @@ def running(launch: Launch, url: str, log: Path, within: float) -> Iterator[subp
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=end_with_parent,  # noqa: PLW1509 (this program has no threads)
+            preexec_fn=end_with_parent,  # noqa: PLW1509 (no threads)
         )
     try:
         try:
@@ -216,7 +217,7 @@ def running(launch: Launch, url: str, log: Path, within: float) -> Iterator[subp
 
 def run(command: list[str]) -> int:
     try:
-        child = subprocess.Popen(command)
+        child = subprocess.Popen(command, preexec_fn=end_with_parent)  # noqa: PLW1509 (no threads)
     except OSError as error:
         say(f"cannot run {command[0]}: {error.strerror}")
         return 127
