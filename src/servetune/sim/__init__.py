@@ -3,6 +3,7 @@
 It is the truth that tests compare the measuring client with, and a load for benchmarks.
 """
 
+from servetune.sim.blast import Blast, BlastServer
 from servetune.sim.frames import Ask
 from servetune.sim.process import ServerProcess, blast_process, serve_process
 from servetune.sim.record import Log, Record
@@ -21,6 +22,8 @@ from servetune.sim.truth import Group, Truth, truth
 
 __all__ = [
     "Ask",
+    "Blast",
+    "BlastServer",
     "Chunk",
     "Group",
     "Log",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from servetune.sim.process import KEY_VARIABLE
+from servetune.sim.blast import Blast, BlastServer
+from servetune.sim.process import KEY_VARIABLE, ServerProcess, blast_process
 from servetune.sim.script import Script, uniform
 from servetune.sim.server import ScriptedServer
 
@@ -23,7 +25,7 @@ def main() -> int:
     try:
         script = None if options.blast else _script(options)
         return uvloop.run(_blast(options) if script is None else _serve(options, script))
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -49,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     blast.add_argument("--event-bytes", type=int, default=190, help="size of an event (default 190)")
     blast.add_argument("--coalesce", type=int, default=1, help="events in one write (default 1)")
     blast.add_argument("--no-stagger", action="store_true", help="first event exactly at --ttft-ms")
+    blast.add_argument("--tick-ms", type=float, default=0.5, help="least time between wake-ups (default 0.5)")
     blast.add_argument("--processes", type=int, default=1, help="processes that share the port (default 1)")
+    blast.add_argument("--share-port", action="store_true", help="let other servers listen on the port too")
     return parser
 
 
@@ -86,7 +90,41 @@ async def _serve(options: argparse.Namespace, script: Script) -> int:
 
 
 async def _blast(options: argparse.Namespace) -> int:
-    raise NotImplementedError
+    stop = asyncio.Event()
+    _on_end(options, stop)
+    blast = Blast(
+        options.tokens,
+        options.gap_ms,
+        options.event_bytes,
+        options.coalesce,
+        options.ttft_ms,
+        not options.no_stagger,
+        options.tick_ms,
+    )
+    share = options.share_port or options.processes > 1
+    async with BlastServer(blast, options.port, options.host, reuse_port=share) as server:
+        with contextlib.ExitStack() as others:
+            for _ in range(options.processes - 1):
+                others.enter_context(_another(options, server.port))
+            print(server.url, flush=True)
+            await stop.wait()
+    return 0
+
+
+def _another(options: argparse.Namespace, port: int) -> contextlib.AbstractContextManager[ServerProcess]:
+    """One more blast server on the same port."""
+    return blast_process(
+        options.tokens,
+        options.gap_ms,
+        event_bytes=options.event_bytes,
+        coalesce=options.coalesce,
+        ttft_ms=options.ttft_ms,
+        stagger=not options.no_stagger,
+        tick_ms=options.tick_ms,
+        host=options.host,
+        port=port,
+        share_port=True,
+    )
 
 
 def _on_end(options: argparse.Namespace, stop: asyncio.Event) -> None:

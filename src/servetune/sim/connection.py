@@ -109,8 +109,8 @@ class Connection(asyncio.Protocol):
             self._refuse(400, f"not HTTP: {error}")
 
     def eof_received(self) -> bool:
-        # A client may close its sending side and still read; with nothing to answer the connection ends.
-        return self._busy
+        # As real servers do: a client that closed its sending side is gone.
+        return False
 
     # Parser callbacks
 

@@ -128,15 +128,20 @@ def blast_process(
     coalesce: int = 1,
     ttft_ms: float = 0.0,
     stagger: bool = True,
+    tick_ms: float = 0.5,
     processes: int = 1,
+    host: str = "127.0.0.1",
     port: int = 0,
+    share_port: bool = False,
 ) -> Iterator[ServerProcess]:
     """A blast server (`servetune.sim.blast`) in a process of its own."""
     arguments = ["--blast", "--tokens", str(tokens), "--gap-ms", str(gap_ms), "--port", str(port)]
     arguments += ["--event-bytes", str(event_bytes), "--coalesce", str(coalesce), "--ttft-ms", str(ttft_ms)]
-    arguments += ["--processes", str(processes)]
+    arguments += ["--processes", str(processes), "--host", host, "--tick-ms", str(tick_ms)]
     if not stagger:
         arguments.append("--no-stagger")
+    if share_port:
+        arguments.append("--share-port")
     with _running(ServerProcess(arguments)) as server:
         yield server
 
