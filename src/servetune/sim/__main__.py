@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -76,11 +77,12 @@ async def _serve(options: argparse.Namespace, script: Script) -> int:
         expected_key=os.environ.get(KEY_VARIABLE),
         tls=tls,
     )
+    _rare_collections()
     async with server:
         print(server.url, flush=True)
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, server.exited)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        log = server.log()
+    log = server.log()
     if server.exited.is_set():
         print(f"scripted server: exit: {log.exit_reason}", file=sys.stderr, flush=True)
     if options.log_on_exit:
@@ -101,6 +103,7 @@ async def _blast(options: argparse.Namespace) -> int:
         not options.no_stagger,
         options.tick_ms,
     )
+    _rare_collections()
     share = options.share_port or options.processes > 1
     async with BlastServer(blast, options.port, options.host, reuse_port=share) as server:
         with contextlib.ExitStack() as others:
@@ -125,6 +128,13 @@ def _another(options: argparse.Namespace, port: int) -> contextlib.AbstractConte
         port=port,
         share_port=True,
     )
+
+
+def _rare_collections() -> None:
+    # A full garbage collection of a long log takes tens of milliseconds, in which every stream is late.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
 
 
 def _on_end(options: argparse.Namespace, stop: asyncio.Event) -> None:

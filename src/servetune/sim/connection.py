@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
             self._refuse(431, "headers too large")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what cannot be parsed, after any reply in progress, and close."""
+        """Answer what cannot be parsed and close; a reply in progress is finished first, and is the last."""
         if self._broken:
             return
         self._broken = True

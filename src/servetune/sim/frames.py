@@ -19,10 +19,9 @@ _WORDS = (
 
 
 class Ask(Struct, frozen=True):
-    """What matters of a request: `n` is its number (from 1), `max_tokens` None when it set no limit."""
+    """What matters of a request: `max_tokens` is None when it set no limit."""
 
     api: Api = "chat"
-    n: int = 1
     model: str = "scripted"
     stream: bool = True
     include_usage: bool = False
@@ -30,13 +29,12 @@ class Ask(Struct, frozen=True):
     prompt_tokens: int = 0
 
     @classmethod
-    def of(cls, body: dict[str, Any], api: Api, n: int, model: str) -> Ask:
+    def of(cls, body: dict[str, Any], api: Api, model: str) -> Ask:
         """Read the fields of a request body; wrong types count as not given."""
         options = body.get("stream_options")
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
         return cls(
             api=api,
-            n=n,
             model=model,
             stream=body.get("stream") is True,
             include_usage=isinstance(options, dict) and options.get("include_usage") is True,
@@ -56,7 +54,7 @@ def _words(prompt: Any) -> int:
     return 0
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """One server-sent event: `payload` at `at_ms`, in the write of the event before it if `joined`."""
 
     at_ms: float
@@ -136,7 +134,7 @@ class Payloads:
     def _head(self) -> dict[str, Any]:
         chat = self._ask.api == "chat"
         return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self._ask.n}",
+            "id": "chatcmpl-scripted" if chat else "cmpl-scripted",
             "object": "chat.completion.chunk" if chat else "text_completion",
             "created": CREATED,
             "model": self._ask.model,

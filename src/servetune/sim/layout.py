@@ -9,7 +9,7 @@ from servetune.sim.frames import Ask, Event, events, whole_body
 from servetune.sim.script import Kind, Piece, Reply, Stream
 
 
-class Arrival(Struct, frozen=True):
+class Arrival(Struct, frozen=True, gc=False):
     """An event as an ideal client sees it: complete at `at_ms`, with the last byte of piece `piece`."""
 
     at_ms: float
@@ -97,6 +97,8 @@ def _writes(stream: Stream, ask: Ask) -> list[_Write]:
 def frame(stream: Stream, payload: bytes, number: int) -> bytes:
     """One server-sent event: `payload` in `data:` lines, with the stream's line ends and fields."""
     colon = ": " if stream.space_after_colon else ":"
+    if not stream.event_field and not stream.multiline_data:
+        return b"data%b%b%b" % (colon.encode(), payload, stream.eol.encode() * 2)
     lines: list[str] = []
     if stream.event_field:
         lines += [f"event{colon}message", f"id{colon}{number}"]

@@ -32,7 +32,8 @@ class Record(Struct):
     `n` counts from 1 in order of receipt; `connection` numbers connections from 1. `in_flight` includes
     this request. `started_ns` is the start of service, the zero of the reply's times. `writes_ns` has the
     time just after each socket write, `worst_late_ns` the largest lateness of a write. `outcome`: `open`
-    while unfinished, `done`, or how it ended; `lost` when the client left first.
+    while unfinished, `done`, or how it ended (`close_early`, `reset`, `exit`); `lost` when the client left
+    first, `aborted` when the server stopped.
     """
 
     n: int

@@ -26,7 +26,7 @@ Eol = Literal["\n", "\r\n", "\r"]
 COUNTED: tuple[Kind, ...] = ("text", "reasoning", "tool_call")
 
 
-class Piece(Struct, frozen=True, forbid_unknown_fields=True):
+class Piece(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One socket write: `data` at `at_ms` (ms after receipt)."""
 
     at_ms: float
@@ -68,7 +68,7 @@ class Reply(Struct, frozen=True, forbid_unknown_fields=True, tag="reply"):
         _check_order(times, "reply")
 
 
-class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
+class Chunk(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One event of a stream, `gap_ms` after the previous chunk (the first: after receipt).
 
     `tokens`: None means 1, or 0 for the kinds `empty` and `role`. `text`: None means one word per token.
@@ -169,8 +169,9 @@ class Stream(Struct, frozen=True, forbid_unknown_fields=True, tag="stream", kw_o
 
     def __post_init__(self) -> None:
         times = self.chunk_times()
-        first = self.role_at_ms if self.role_frame else 0.0
-        _check_order([self.head_at_ms or 0.0, first, *times], "stream")
+        head = self.head_at_ms or 0.0
+        first = self.role_at_ms if self.role_frame else head
+        _check_order([head, first, *times], "stream")
         if self.finish_at_ms is not None:
             _check_order([times[-1] if times else first, self.finish_at_ms], "finish frame")
         gaps = (self.finish_gap_ms, self.usage_gap_ms, self.done_gap_ms, self.split_gap_ms, self.stall_ms)

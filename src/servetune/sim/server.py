@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ssl
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +14,11 @@ import msgspec
 
 from servetune.clock import Alarm, now
 from servetune.sim.connection import Connection, Playing, Request
-from servetune.sim.frames import Api, Ask, draft_depth
-from servetune.sim.layout import lay_out
+from servetune.sim.frames import Api, Ask
 from servetune.sim.pages import Counters, page
 from servetune.sim.record import KEPT_HEADERS, Authorization, InFlight, Log, Record
-from servetune.sim.script import Reply, Script, Stream, error_body, error_reply, json_reply
+from servetune.sim.rendering import Rendered, Renderer
+from servetune.sim.script import Reply, Script, error_body, error_reply, json_reply
 from servetune.sim.wire import encode
 
 _GENERATION: dict[str, Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -60,7 +61,8 @@ class ScriptedServer:
         self._in_flight = InFlight()
         self._pages: dict[str, int] = {}
         self._counters = Counters()
-        self._queue: deque[tuple[Connection, Request, Record, Stream | Reply, Ask]] = deque()
+        self._renderer = Renderer(script)
+        self._queue: deque[tuple[Connection, Record, Rendered]] = deque()
         self._exit_reason: str | None = None
         self._closing = False
 
@@ -141,7 +143,7 @@ class ScriptedServer:
         for item in [item for item in self._queue if item[0] is connection]:
             self._queue.remove(item)
             self._counters.waiting -= 1
-            self._leave(item[2], "lost")
+            self._leave(item[1], "lost")
 
     def answer(self, connection: Connection, request: Request) -> None:
         if request.path in _GENERATION:
@@ -189,20 +191,23 @@ class ScriptedServer:
         elif script.die_above_in_flight is not None and record.in_flight > script.die_above_in_flight:
             self._die(record, f"{record.in_flight} requests were in flight")
         elif isinstance(parsed := self._parsed(request, record), Reply):
-            self._start(connection, request, record, parsed, None, request.received_ns)
+            refusal = encode(parsed, keep_alive=request.keep_alive, http10=request.http10)
+            self._start(connection, record, Rendered(refusal, {}), request.received_ns)
         else:
-            api = _GENERATION[request.path]
-            model = parsed.get("model")
-            ask = Ask.of(parsed, api, record.n, model if isinstance(model, str) else script.model)
-            reply = script.reply(self._accepted)
-            self._accepted += 1
-            if script.honour_max_tokens and isinstance(reply, Stream) and ask.max_tokens is not None:
-                reply = reply.limited(ask.max_tokens)
+            rendered = self._rendered(request, parsed)
             if script.slots is not None and self._counters.running >= script.slots:
                 self._counters.waiting += 1
-                self._queue.append((connection, request, record, reply, ask))
+                self._queue.append((connection, record, rendered))
             else:
-                self._start(connection, request, record, reply, ask, request.received_ns)
+                self._start(connection, record, rendered, request.received_ns)
+
+    def _rendered(self, request: Request, body: dict[str, Any]) -> Rendered:
+        """The next reply of the script, made for this request."""
+        model = body.get("model")
+        ask = Ask.of(body, _GENERATION[request.path], model if isinstance(model, str) else self.script.model)
+        reply = self.script.reply(self._accepted)
+        self._accepted += 1
+        return self._renderer.render(reply, ask, keep_alive=request.keep_alive, http10=request.http10)
 
     def _recorded(self, connection: Connection, request: Request) -> Record:
         record = Record(
@@ -239,28 +244,13 @@ class ScriptedServer:
                 return error_reply(400, f"Extra inputs are not permitted: {name!r}", param=name)
         return body
 
-    def _start(
-        self,
-        connection: Connection,
-        request: Request,
-        record: Record,
-        reply: Stream | Reply,
-        ask: Ask | None,
-        base_ns: int,
-    ) -> None:
+    def _start(self, connection: Connection, record: Record, rendered: Rendered, base_ns: int) -> None:
         """Begin service: the reply's times count from `base_ns`."""
-        count = None
-        if isinstance(reply, Stream):
-            count = _TokenCount(self._counters, reply, ask or Ask())
-            plain = count.layout.reply
-        else:
-            plain = reply
-        wire = encode(plain, keep_alive=request.keep_alive, http10=request.http10)
+        self._counters.prompt_tokens += rendered.prompt_tokens
         record.started_ns = base_ns
-        record.status = wire.status
-        playing = Playing(wire, base_ns, record)
-        if count is not None:
-            playing.on_piece = count.piece_sent
+        record.status = rendered.wire.status
+        playing = Playing(rendered.wire, base_ns, record)
+        playing.on_piece = partial(rendered.piece_sent, self._counters)
         playing.on_end = self._ended
         self._counters.running += 1
         connection.play(playing)
@@ -272,41 +262,13 @@ class ScriptedServer:
         slots = self.script.slots
         if self._closing or slots is None or self._counters.running >= slots or not self._queue:
             return
-        connection, request, record, reply, ask = self._queue.popleft()
+        connection, record, rendered = self._queue.popleft()
         self._counters.waiting -= 1
         # The scripted end of the one before, not the actual one: lateness must not add up along the queue.
         freed = playing.base_ns + playing.wire.end_ns if outcome == "done" else now()
-        self._start(connection, request, record, reply, ask, max(freed, request.received_ns))
+        self._start(connection, record, rendered, max(freed, record.received_ns))
 
     def _leave(self, record: Record, outcome: str) -> None:
         record.outcome = outcome
         record.ended_ns = now()
         self._in_flight.leave(record.ended_ns)
-
-
-class _TokenCount:
-    """Adds the tokens of one reply to the counters, as its pieces are sent."""
-
-    def __init__(self, counters: Counters, stream: Stream, ask: Ask) -> None:
-        self.layout = lay_out(stream, ask)
-        self._counters = counters
-        self._depth = draft_depth(stream)
-        self._begun = False
-        self._by_piece: dict[int, list[int]] = {}
-        for arrival in self.layout.arrivals:
-            if arrival.tokens:
-                self._by_piece.setdefault(arrival.piece, []).append(arrival.tokens)
-        if not ask.stream:
-            self._by_piece[0] = [sum(chunk.k for chunk in stream.chunks)]
-        counters.prompt_tokens += ask.prompt_tokens if stream.prompt_tokens is None else stream.prompt_tokens
-
-    def piece_sent(self, piece: int) -> None:
-        counters = self._counters
-        for k in self._by_piece.get(piece, ()):
-            counters.generation_tokens += k
-            if self._begun and self._depth:
-                # A chunk of k tokens is a verify step that accepted k - 1 drafts; the first is the prefill's.
-                counters.draft_steps += 1
-                counters.accepted_drafts += k - 1
-                counters.proposed_drafts += self._depth
-            self._begun = True

@@ -11,7 +11,7 @@ from servetune.clock import MS
 from servetune.sim.script import End, Piece, Reply
 
 
-class Write(Struct, frozen=True):
+class Write(Struct, frozen=True, gc=False):
     """One socket write, `at_ns` after the start of service; `piece` is the piece in it that it carries."""
 
     at_ns: int
