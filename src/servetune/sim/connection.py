@@ -204,6 +204,9 @@ class Connection(asyncio.Protocol):
 
     def play(self, playing: Playing) -> None:
         """Send a reply; its `on_end` is called once, with the outcome."""
+        if self._transport is None:
+            self._finish(playing, "lost")
+            return
         self._playing = playing
         self._step(playing)
 
@@ -227,6 +230,8 @@ class Connection(asyncio.Protocol):
             write = writes[playing.index]
             playing.index += 1
             self.send(write.data)
+            if self._playing is not playing:
+                return
             if playing.record is not None:
                 done = now()
                 playing.record.writes_ns.append(done)
@@ -247,7 +252,7 @@ class Connection(asyncio.Protocol):
         except BlockingIOError:
             sent = 0
         except OSError:
-            self.abort()
+            self.abort("lost")
             return
         if sent < len(data):
             transport.write(data[sent:])
@@ -265,7 +270,9 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             self._busy = False
-            self._next_request()
+            if self._waiting:
+                # Not now: a thousand pipelined requests would be a thousand calls deep.
+                asyncio.get_running_loop().call_soon(self._next_request)
 
     def _finish(self, playing: Playing, outcome: str) -> None:
         self._playing = None
@@ -278,7 +285,7 @@ class Connection(asyncio.Protocol):
             transport.close()
             self._owner.closed(self)
 
-    def abort(self, *, reset: bool = False) -> None:
+    def abort(self, outcome: str = "aborted", *, reset: bool = False) -> None:
         """Close at once; with `reset` the client gets RST."""
         transport = self._transport
         if transport is None:
@@ -286,7 +293,7 @@ class Connection(asyncio.Protocol):
         if reset and (sock := transport.get_extra_info("socket")) is not None:
             with socket.socket(fileno=os.dup(sock.fileno())) as twin:
                 twin.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._gone("aborted")
+        self._gone(outcome)
         transport.abort()
 
     def _gone(self, outcome: str) -> None:

@@ -244,8 +244,10 @@ class ScriptedServer:
                 return error_reply(400, f"Extra inputs are not permitted: {name!r}", param=name)
         return body
 
-    def _start(self, connection: Connection, record: Record, rendered: Rendered, base_ns: int) -> None:
-        """Begin service: the reply's times count from `base_ns`."""
+    def _start(
+        self, connection: Connection, record: Record, rendered: Rendered, base_ns: int, *, soon: bool = False
+    ) -> None:
+        """Begin service: the reply's times count from `base_ns`. `soon`: with the next loop turn."""
         self._counters.prompt_tokens += rendered.prompt_tokens
         record.started_ns = base_ns
         record.status = rendered.wire.status
@@ -253,7 +255,10 @@ class ScriptedServer:
         playing.on_piece = partial(rendered.piece_sent, self._counters)
         playing.on_end = self._ended
         self._counters.running += 1
-        connection.play(playing)
+        if soon:
+            asyncio.get_running_loop().call_soon(connection.play, playing)
+        else:
+            connection.play(playing)
 
     def _ended(self, playing: Playing, outcome: str) -> None:
         self._counters.running -= 1
@@ -266,7 +271,8 @@ class ScriptedServer:
         self._counters.waiting -= 1
         # The scripted end of the one before, not the actual one: lateness must not add up along the queue.
         freed = playing.base_ns + playing.wire.end_ns if outcome == "done" else now()
-        self._start(connection, record, rendered, max(freed, record.received_ns))
+        # Soon: a long queue of empty replies would be as many calls deep.
+        self._start(connection, record, rendered, max(freed, record.received_ns), soon=True)
 
     def _leave(self, record: Record, outcome: str) -> None:
         record.outcome = outcome
