@@ -13,7 +13,7 @@ ARGS ?=
 
 bin := .venv/bin
 py := $(bin)/python
-pip := $(py) -m pip --disable-pip-version-check install --quiet
+pip := $(py) -m pip --disable-pip-version-check install --quiet --quiet
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
