@@ -206,16 +206,18 @@ def test_long_queues_are_not_deep_calls() -> None:
 
 
 def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
-    with serving(Script((uniform(1, 200, 0),), slots=1)) as server:
-        first = threading.Thread(target=post, args=(server,))
-        first.start()
-        _until(lambda: len(server.log().records) == 1)
-        with connect(server) as sock:
-            sock.sendall(request())
-            _until(lambda: len(server.log().records) == 2)
-        assert post(server)[0] == 200
-        first.join()
-        assert [record.outcome for record in server.log().records] == ["done", "lost", "done"]
+    script = Script((Reply(end="hang"), uniform(2, 0, 0), uniform(3, 0, 0)), slots=1)
+    with serving(script) as server:
+        with connect(server) as first:
+            first.sendall(request())
+            _until(lambda: len(server.log().records) == 1)
+            with connect(server) as second:
+                second.sendall(request())
+                _until(lambda: len(server.log().records) == 2)
+            _until(lambda: server.log().records[1].outcome == "lost")
+            assert server.log().records[1].started_ns is None
+        assert len(payloads(post(server)[2])) == 4
+    assert [record.outcome for record in server.log().records] == ["lost", "lost", "done"]
 
 
 def test_strict_fields() -> None:
