@@ -10,6 +10,7 @@ import json
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_exit_on_the_nth_request_and_above_a_load() -> None:
         for sock in socks:
             sock.sendall(request())
         for sock in socks:
-            _ended(lambda sock=sock: read_all(sock))  # type: ignore[misc]
+            _ended(partial(read_all, sock))
             sock.close()
         assert server.log().in_flight_max == 3
         assert server.log().in_flight == 0

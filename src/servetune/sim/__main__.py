@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m servetune.sim", description=main.__doc__ and __doc__)
+    parser = argparse.ArgumentParser(prog="python -m servetune.sim", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: a free one; the address is printed (default)")
     parser.add_argument("--lifeline", action="store_true", help="end when standard input is closed")
