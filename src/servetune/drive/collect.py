@@ -1,0 +1,235 @@
+"""Spooled answers → event columns. Runs after the window, never beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from servetune.drive.driver import SCRAPE
+from servetune.drive.spool import Record, read_spool
+from servetune.drive.stream import Answered, StreamError, events_of
+from servetune.drive.tokens import Piece, count
+from servetune.engines import Chunk, Counters, decode, read_counters
+from servetune.engines.openai import error_words
+from servetune.events import MISSING, Events, EventsBuilder, Failure, Phase, Status
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from servetune.spec import Target
+
+_SENTINEL = b"[DONE]"
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What is known of a prompt's requests without their answers.
+
+    asked   output tokens asked for, or -1; exact: the server was told to give just as many
+    input   tokens of the prompt where they are known before sending (token ids), or -1
+    """
+
+    asked: int = MISSING
+    exact: bool = False
+    bucket: str = ""
+    input: int = MISSING
+
+
+class Reply:
+    """One answer read: counts, chunks, and how it ended."""
+
+    def __init__(self, record: Record, tokenizer: Tokenizer | None) -> None:
+        self.status = MISSING
+        self.error = record.failure
+        self.finish_reason = ""
+        self.done = MISSING
+        self.times: list[int] = []
+        self.pieces: list[Piece] = []
+        self.usage_total = self.prompt = self.cached = self.reasoning = MISSING
+        self.drafts = self.accepted = MISSING
+        self._sentinel = False
+        self._streamed = True
+        self._stamps, reads = record.reads()
+        try:
+            answered = Answered(reads)
+            self.status = answered.status
+            self._read(answered)
+        except StreamError as error:
+            self.error = self.error or f"{Failure.BAD_STREAM}: {error}"
+        self.counted = count(self.pieces, self.usage_total, tokenizer)
+        self._judge()
+        if not self._streamed:
+            self.times, self.pieces = [], []
+            self.counted = replace(self.counted, chunks=[])
+
+    @property
+    def first_byte(self) -> int:
+        return self._stamps[0] if self._stamps else MISSING
+
+    def _read(self, answered: Answered) -> None:
+        if self.status < 0:
+            return
+        pieces = answered.decoded()
+        if self.status != 200:
+            self.error = f"{Failure.HTTP_STATUS}: {self.status} {error_words(b''.join(pieces))}".rstrip()
+            return
+        if "json" in answered.headers.get("content-type", ""):
+            self._streamed = False
+            if answered.complete or not self.error:
+                self._add(_decoded(b"".join(pieces)), self._stamps[-1])
+                self._sentinel = not self.error
+            return
+        ended = answered.complete or not self.error
+        data, positions = events_of(pieces, answered.owner, complete=ended)
+        stamps = self._stamps
+        for text, position in zip(data, positions, strict=True):
+            if text == _SENTINEL:
+                self._sentinel = True
+                self.done = stamps[position]
+                break
+            if text.strip():
+                self._add(_decoded(text), stamps[position])
+
+    def _add(self, chunk: Chunk, stamp: int) -> None:
+        if (words := chunk.failure) is not None:
+            self.error = self.error or f"{Failure.SERVER_ERROR}: {words}"
+            return
+        kind, text = chunk.content()
+        ids, generated = chunk.ids, chunk.generated
+        self.times.append(stamp)
+        self.pieces.append(
+            Piece(kind, text, MISSING if ids is None else ids, MISSING if generated is None else generated)
+        )
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        if (usage := chunk.usage) is not None:
+            self.usage_total = _known(usage.completion_tokens, self.usage_total)
+            self.prompt = _known(usage.prompt_tokens, self.prompt)
+            self.reasoning = _known(usage.reasoning_tokens, self.reasoning)
+            if usage.prompt_tokens_details is not None:
+                self.cached = _known(usage.prompt_tokens_details.cached_tokens, self.cached)
+            if usage.completion_tokens_details is not None:
+                self.reasoning = _known(usage.completion_tokens_details.reasoning_tokens, self.reasoning)
+        if (timings := chunk.timings) is not None:
+            self.cached = _known(timings.cache_n, self.cached)
+            self.accepted = _known(timings.draft_n_accepted, self.accepted)
+        if chunk.metrics is not None and (told := chunk.metrics.speculative_decoding) is not None:
+            self.drafts = _known(told.num_spec_steps, self.drafts)
+            self.accepted = _known(told.num_accepted_draft_tokens, self.accepted)
+
+    def _judge(self) -> None:
+        """Decide whether the answer is whole. With [DONE] seen, what happened after does not matter."""
+        if self._sentinel:
+            if not self.error.startswith((Failure.HTTP_STATUS, Failure.BAD_STREAM, Failure.SERVER_ERROR)):
+                self.error = ""
+        elif not self.error and not self.finish_reason:
+            self.error = f"{Failure.TRUNCATED}: neither [DONE] nor a finish_reason"
+        if self.done < 0 and not self.error:
+            self.done = self._stamps[-1]
+        if not self.error and self.counted.total <= 0:
+            self.error = f"{Failure.EMPTY}: a 200 without a single token"
+
+
+def _decoded(text: bytes) -> Chunk:
+    try:
+        return decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StreamError(f"{error} in {text[:80]!r}") from None
+
+
+def _known(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def collect(
+    spool: Path,
+    prompts: list[Sent],
+    *,
+    phase: Phase,
+    target: Target,
+    tokenizer: Tokenizer | None = None,
+) -> Events:
+    """Event columns of all exchanges in a spool file, in the order they ended.
+
+    Counter readings between the requests of a serial stage give the verify steps of each request.
+    """
+    builder = EventsBuilder()
+    readings: dict[int, Counters] = {}
+    order: list[int] = []
+    for record in read_spool(spool):
+        if record.index == SCRAPE:
+            readings[len(order)] = _counters(record)
+            continue
+        order.append(record.index)
+        _add_row(builder, record, prompts, phase=phase, target=target, tokenizer=tokenizer)
+    events = builder.build()
+    for row in range(len(order)):
+        if events.drafts[row] < 0 and row in readings and row + 1 in readings:
+            delta = readings[row + 1].since(readings[row])
+            if delta is not None and "drafts" in delta.totals and "accepted_tokens" in delta.totals:
+                events.drafts[row] = round(delta.totals["drafts"])
+                events.accepted[row] = round(delta.totals["accepted_tokens"])
+    return events
+
+
+def _counters(record: Record) -> Counters:
+    _, reads = record.reads()
+    try:
+        answered = Answered(reads)
+        return read_counters(b"".join(answered.decoded()).decode("utf-8", "replace"))
+    except StreamError:
+        return Counters()
+
+
+def _add_row(
+    builder: EventsBuilder,
+    record: Record,
+    prompts: list[Sent],
+    *,
+    phase: Phase,
+    target: Target,
+    tokenizer: Tokenizer | None,
+) -> None:
+    prompt = record.index % len(prompts)
+    sent = prompts[prompt]
+    interrupted = record.failure.startswith(Failure.INTERRUPTED)
+    row: dict[str, int | str] = {
+        "request": record.index,
+        "prompt": prompt,
+        "bucket": sent.bucket,
+        "phase": Phase.DRAIN if interrupted else phase,
+        "scheduled": record.scheduled,
+        "sent": record.sent,
+        "connect": record.connect,
+        "input_tokens": sent.input,
+        "asked_tokens": sent.asked,
+        "exact_tokens": int(sent.exact),
+    }
+    if record.sent < 0:
+        unsent = record.failure.startswith(Failure.UNSENT)
+        status = Status.UNSENT if unsent else Status.FAILED
+        builder.add(times=[], tokens=[], kinds=[], status=status, error=target.masked(record.failure), **row)
+        return
+    reply = Reply(record, tokenizer)
+    counted = reply.counted
+    builder.add(
+        times=reply.times,
+        tokens=counted.chunks,
+        kinds=[piece.kind for piece in reply.pieces],
+        first_byte=reply.first_byte,
+        done=reply.done,
+        prompt_tokens=reply.prompt,
+        completion_tokens=counted.total,
+        cached_tokens=reply.cached,
+        reasoning_tokens=reply.reasoning,
+        drafts=reply.drafts,
+        accepted=reply.accepted,
+        http_status=reply.status,
+        token_source=counted.source,
+        chunk_source=counted.chunk_source,
+        finish_reason=reply.finish_reason,
+        status=Status.FAILED if reply.error else Status.OK,
+        error=target.masked(reply.error),
+        **row,
+    )

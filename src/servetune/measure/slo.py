@@ -1,0 +1,37 @@
+"""Which requests met their promise. A failed, unsent or wrong-length request is a miss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from servetune.measure.derive import Derived
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Upper limits of one request in ms; None = not limited. All must be met."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+
+def attainment(derived: Derived, slo: Slo) -> npt.NDArray[np.bool_]:
+    """True where the request met every limit, shape (n,); goodput is their number per second.
+
+    A limit on TPOT does not bind a request that has none (a single arrival of tokens).
+    """
+    events = derived.events
+    met: npt.NDArray[np.bool_] = events.ok & ~(
+        (events.exact_tokens == 1) & (events.completion_tokens != events.asked_tokens)
+    )
+    if slo.ttft is not None:
+        met &= derived.ttft <= slo.ttft
+    if slo.tpot is not None:
+        met &= np.isnan(derived.tpot) | (derived.tpot <= slo.tpot)
+    if slo.e2e is not None:
+        met &= derived.e2e <= slo.e2e
+    return met

@@ -1,0 +1,6 @@
+"""Measurements as tables on a terminal."""
+
+from servetune.report.table import bench_tables
+from servetune.report.words import figure
+
+__all__ = ["bench_tables", "figure"]
