@@ -19,7 +19,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.installed ## Benchmark a real llama.cpp with a small real model on this machine
-	@$(py) scripts/with_engine.py llamacpp -- bash -euc '\
+	@$(py) scripts/with_engine.py llamacpp --no-prefix-cache -- bash -euc '\
 		for load in serial concurrency=4; do \
 			"$$0" bench --endpoint "$$1" --model "$$2" \
 				--traffic examples/serial-11.jsonl --load "$$load" --output-tokens 128; \
