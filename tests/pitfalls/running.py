@@ -1,0 +1,163 @@
+"""The real path for the pitfalls: scripted server process → bench → events → measurement."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from servetune.drive import Progress
+from servetune.events import Events, Phase
+from servetune.measure import Bench, Gate, Measurement, Row
+from servetune.sim import Log, Reply, Script, ServerProcess, Stream, serve_process, uniform
+from servetune.spec import Load, Target
+from servetune.study import BenchSpec, Preflight, bench
+from servetune.traffic import Prompt
+
+PRELUDE = 3
+"""Generation requests that a bench sends before its first window: one probe, two on one connection."""
+
+_QUICK = uniform(2, 0, 1)
+
+
+class Silent:
+    """A listener that says nothing and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.found: Preflight | None = None
+        self.stages: list[tuple[str, Phase]] = []
+        self.last = Progress()
+        self.windows: list[Measurement] = []
+
+    def ready(self, found: Preflight) -> None:
+        self.found = found
+
+    def stage(self, load: Load, phase: Phase, planned: int | None, seconds: float | None) -> None:
+        self.stages.append((str(load), phase))
+
+    def progress(self, progress: Progress) -> None:
+        self.last = replace(progress)
+
+    def measured(self, measurement: Measurement) -> None:
+        self.windows.append(measurement)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one bench gave. `events` are those of the first load point, in the order scheduled."""
+
+    bench: Bench
+    all_events: list[Events]
+    log: Log
+    listener: Silent
+
+    @property
+    def window(self) -> Measurement:
+        return self.bench.windows[0]
+
+    @property
+    def events(self) -> Events:
+        return self.all_events[0]
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.window.rows
+
+    def gate(self, name: str) -> Gate:
+        return gate(self.window, name)
+
+    def median(self, name: str) -> float:
+        """Median of a column of `Row` over the requests of the first window."""
+        values = [getattr(row, name) for row in self.rows]
+        assert None not in values, f"{name}: {values}"
+        return float(np.median(values))
+
+
+def gate(window: Measurement, name: str) -> Gate:
+    (found,) = [gate for gate in window.gates if gate.name == name]
+    return found
+
+
+def prompts_of(count: int, words: int = 8) -> list[Prompt]:
+    """Prompts that differ from the first word on."""
+    return [Prompt(text=" ".join(f"w{i}x{j}" for j in range(words))) for i in range(count)]
+
+
+def scripted(
+    *replies: Stream | Reply, requests: int | None = None, warm_up: int = 0, **options: Any
+) -> Script:
+    """A script whose measured requests get `replies` in turn (each `requests / len` times).
+
+    Quick plain replies come first, for what a bench sends before its window, so that the n-th measured
+    request gets the n-th reply. Request numbers of `die_at_request` count those too.
+    """
+    count = len(replies) if requests is None else requests
+    measured = itertools.islice(itertools.cycle(replies), count)
+    options.setdefault("repeat", False)
+    return Script((_QUICK,) * (PRELUDE + warm_up) + tuple(measured), **options)
+
+
+def run_script(
+    script: Script,
+    load: str | list[str] = "serial",
+    *,
+    prompts: list[Prompt] | int = 1,
+    requests: int | None = None,
+    warm_up: int | None = 0,
+    out: Path | None = None,
+    during: Callable[[ServerProcess], None] | None = None,
+    server: dict[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Serve `script` in a process of its own and bench it; the events are read back from the files.
+
+    `options` are fields of BenchSpec; `server` are arguments of `serve_process`. `during` is called with
+    the server before the bench starts.
+    """
+    loads = [Load.parse(text) for text in ([load] if isinstance(load, str) else load)]
+    listener = Silent()
+    with tempfile.TemporaryDirectory(prefix="servetune-test-") as made:
+        folder = out or Path(made) / "out"
+        with serve_process(script, **(server or {})) as running:
+            if during is not None:
+                during(running)
+            spec = BenchSpec(
+                target=Target.parse(running.url),
+                prompts=prompts_of(prompts) if isinstance(prompts, int) else prompts,
+                loads=loads,
+                traffic="test",
+                requests=requests,
+                warm_up=warm_up,
+                out=folder,
+                **options,
+            )
+            result = bench(spec, listener)
+        events = [Events.read(path) for path in _event_files(folder, result)]
+        stored = msgspec.json.decode((folder / "bench.json").read_bytes(), type=Bench)
+        assert stored == result
+    return Run(result, events, running.log(), listener)
+
+
+def _event_files(folder: Path, result: Bench) -> list[Path]:
+    names = [window.load.replace("=", "-").replace(",", "_") for window in result.windows]
+    return [folder / f"events-{name}.parquet" for name in names]
+
+
+def run_replies(
+    *replies: Stream | Reply,
+    times: int = 5,
+    load: str = "serial",
+    script: dict[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Bench `times` rounds of the replies: the short form for most cases."""
+    requests = times * len(replies)
+    made = scripted(*replies, requests=requests, **(script or {}))
+    options.setdefault("prompts", requests)
+    return run_script(made, load, requests=requests, **options)
