@@ -89,7 +89,7 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
             load = spec.loads[number // 2]
             listener.stage(load, stage.phase, stage.planned, spec.seconds)
             if stage.phase is Phase.WARM_UP:
-                driven = session.run(number, listener.progress) if stage.planned else None
+                driven = session.run(number, listener.progress)
             else:
                 before = counters(spec.target, found.dialect)
                 driven = session.run(number, listener.progress)
@@ -103,7 +103,7 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
                 if spec.out is not None:
                     save_bench(spec.out, result)
                 listener.measured(measurement)
-            if driven is not None and any(report.stopped for report in driven.reports):
+            if any(report.stopped for report in driven.reports):
                 break
     if not windows:
         raise WorkerError("stopped during the warm-up: nothing was measured")
