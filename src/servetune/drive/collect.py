@@ -11,10 +11,10 @@ import msgspec
 from servetune.drive.driver import SCRAPE
 from servetune.drive.spool import Record, read_spool
 from servetune.drive.stream import Answered, StreamError, events_of
-from servetune.drive.tokens import Piece, count
-from servetune.engines import Chunk, Counters, decode, read_counters
+from servetune.drive.tokens import Chunks, count
+from servetune.engines import Chunk, Counters, decode, decode_lines, read_counters
 from servetune.engines.openai import error_words
-from servetune.events import MISSING, Events, EventsBuilder, Failure, Phase, Status
+from servetune.events import MISSING, Events, EventsBuilder, Failure, Kind, Phase, Status
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from servetune.spec import Target
 
 _SENTINEL = b"[DONE]"
+_EMPTY, _TEXT = int(Kind.EMPTY), int(Kind.TEXT)
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -45,12 +46,12 @@ class Reply:
         self.error = record.failure
         self.finish_reason = ""
         self.done = MISSING
-        self.times: list[int] = []
-        self.pieces: list[Piece] = []
+        self.chunks = Chunks()
         self.usage_total = self.prompt = self.cached = self.reasoning = MISSING
         self.drafts = self.accepted = MISSING
         self._sentinel = False
         self._streamed = True
+        self._keep_text = tokenizer is not None
         self._stamps, reads = record.reads()
         try:
             answered = Answered(reads)
@@ -58,10 +59,10 @@ class Reply:
             self._read(answered)
         except StreamError as error:
             self.error = self.error or f"{Failure.BAD_STREAM}: {error}"
-        self.counted = count(self.pieces, self.usage_total, tokenizer)
+        self.counted = count(self.chunks, self.usage_total, tokenizer)
         self._judge()
         if not self._streamed:
-            self.times, self.pieces = [], []
+            self.chunks = Chunks()
             self.counted = replace(self.counted, chunks=[])
 
     @property
@@ -81,28 +82,60 @@ class Reply:
                 self._add(_decoded(b"".join(pieces)), self._stamps[-1])
                 self._sentinel = not self.error
             return
-        ended = answered.complete or not self.error
-        data, positions = events_of(pieces, answered.owner, complete=ended)
-        stamps = self._stamps
-        for text, position in zip(data, positions, strict=True):
-            if text == _SENTINEL:
-                self._sentinel = True
-                self.done = stamps[position]
-                break
-            if text.strip():
-                self._add(_decoded(text), stamps[position])
+        data, positions = events_of(pieces, answered.owner, complete=answered.complete or not self.error)
+        stamps = [self._stamps[position] for position in positions]
+        if _SENTINEL in data:
+            end = data.index(_SENTINEL)
+            self._sentinel = True
+            self.done = stamps[end]
+            data = data[:end]
+        lines = b"\n".join(data)
+        try:
+            chunks = decode_lines(lines)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            chunks = []
+        if len(chunks) == len(data) and lines.count(b"\n") == len(data) - 1:
+            for chunk, stamp in zip(chunks, stamps, strict=False):
+                self._add(chunk, stamp)
+        else:  # one by one: keep-alives without data, or the event that can't be read
+            for text, stamp in zip(data, stamps, strict=False):
+                if text.strip():
+                    self._add(_decoded(text), stamp)
 
     def _add(self, chunk: Chunk, stamp: int) -> None:
-        if (words := chunk.failure) is not None:
+        failed = chunk.error is not None or chunk.object == "error"
+        if failed and (words := chunk.failure) is not None:
             self.error = self.error or f"{Failure.SERVER_ERROR}: {words}"
             return
-        kind, text = chunk.content()
-        ids, generated = chunk.ids, chunk.generated
-        self.times.append(stamp)
-        self.pieces.append(
-            Piece(kind, text, MISSING if ids is None else ids, MISSING if generated is None else generated)
-        )
-        self.finish_reason = chunk.finish_reason or self.finish_reason
+        kind, ids, text = _EMPTY, MISSING, ""
+        choices = chunk.choices
+        for choice in choices:
+            delta = choice.delta
+            if delta is not None and type(delta.content) is str and delta.content and len(choices) == 1:
+                kind, text = _TEXT, delta.content
+            if choice.token_ids is not None:
+                ids = max(ids, 0) + len(choice.token_ids)
+            if choice.finish_reason:
+                self.finish_reason = choice.finish_reason
+        if not kind or self._keep_text:
+            kind, text = chunk.content()
+        chunks = self.chunks
+        chunks.times.append(stamp)
+        chunks.kinds.append(kind)
+        chunks.ids.append(ids)
+        if chunk.usage is None and chunk.timings is None:
+            chunks.generated.append(MISSING)
+        else:
+            chunks.generated.append(_known(chunk.generated, MISSING))
+            self._count(chunk)
+        if self._keep_text:
+            chunks.texts.append(text)
+        if chunk.metrics is not None and (told := chunk.metrics.speculative_decoding) is not None:
+            self.drafts = _known(told.num_spec_steps, self.drafts)
+            self.accepted = _known(told.num_accepted_draft_tokens, self.accepted)
+
+    def _count(self, chunk: Chunk) -> None:
+        """What the server says of its counts; the last word holds."""
         if (usage := chunk.usage) is not None:
             self.usage_total = _known(usage.completion_tokens, self.usage_total)
             self.prompt = _known(usage.prompt_tokens, self.prompt)
@@ -114,9 +147,6 @@ class Reply:
         if (timings := chunk.timings) is not None:
             self.cached = _known(timings.cache_n, self.cached)
             self.accepted = _known(timings.draft_n_accepted, self.accepted)
-        if chunk.metrics is not None and (told := chunk.metrics.speculative_decoding) is not None:
-            self.drafts = _known(told.num_spec_steps, self.drafts)
-            self.accepted = _known(told.num_accepted_draft_tokens, self.accepted)
 
     def _judge(self) -> None:
         """Decide whether the answer is whole. With [DONE] seen, what happened after does not matter."""
@@ -214,9 +244,9 @@ def _add_row(
     reply = Reply(record, tokenizer)
     counted = reply.counted
     builder.add(
-        times=reply.times,
+        times=reply.chunks.times,
         tokens=counted.chunks,
-        kinds=[piece.kind for piece in reply.pieces],
+        kinds=reply.chunks.kinds,
         first_byte=reply.first_byte,
         done=reply.done,
         prompt_tokens=reply.prompt,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
 import httptools
-import numpy as np
 
 from servetune.drive.sse import EventStream, simple_events
 
@@ -79,24 +79,16 @@ def events_of(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple
 
     complete   the body ended properly, so an event without its final empty line counts too
     """
-    body = b"".join(pieces)
-    blocks = simple_events(body)
-    if blocks is None:
+    data = simple_events(b"".join(pieces))
+    if data is None:
         return _by_standard(pieces, owner, complete=complete)
-    rest = blocks.pop()
     # an event is complete with the last byte of its empty line
-    ends = np.fromiter(accumulate(len(b) + 2 for b in blocks), dtype=np.int64, count=len(blocks))
-    piece_ends = np.fromiter(accumulate(map(len, pieces)), dtype=np.int64, count=len(pieces))
-    where = np.searchsorted(piece_ends, ends)
-    data = [b[6:] if b[5:6] == b" " else b[5:] for b in blocks]
-    reads = np.asarray(owner, dtype=np.int64)[where].tolist() if blocks else []
-    if complete and rest:
-        late = EventStream()
-        late.feed(rest)
-        for event in late.rest():
-            data.append(event)
-            reads.append(owner[-1])
-    return data, reads
+    ends = list(accumulate(map(len, data)))
+    ends = [end + 8 * i for i, end in enumerate(ends, 1)]
+    piece_ends = list(accumulate(map(len, pieces)))
+    if ends == piece_ends:  # each event came in a piece of its own
+        return data, owner
+    return data, [owner[bisect_left(piece_ends, end)] for end in ends]
 
 
 def _by_standard(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple[list[bytes], list[int]]:

@@ -8,9 +8,9 @@ pieces of a text tokenize differently from the text (P-14).
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from servetune.events import MISSING, UNKNOWN_TOKENS, Kind, TokenSource
 
@@ -18,14 +18,22 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-class Piece(NamedTuple):
-    """One event of an answer: what it carried, token ids in it (-1: no such field), tokens generated
-    up to and including it by the server's word (-1: not told)."""
+@dataclass
+class Chunks:
+    """The events of one answer as columns, one entry an event.
 
-    kind: Kind
-    text: str
-    ids: int
-    generated: int
+    times       arrival, ns
+    kinds       Kind
+    ids         token ids in it, -1 where it has no such field
+    generated   tokens generated up to and including it by the server's word, -1 where not told
+    texts       its text, kept only when a tokenizer will count
+    """
+
+    times: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -39,50 +47,54 @@ class Counted:
     chunk_source: TokenSource
 
 
-def count(pieces: list[Piece], total: int, tokenizer: Tokenizer | None) -> Counted:
+def count(chunks: Chunks, total: int, tokenizer: Tokenizer | None) -> Counted:
     """Tokens of an answer. `total` is the server's final count, or -1."""
-    carrying = [i for i, piece in enumerate(pieces) if piece.kind]
-    by_ids = [piece.ids for piece in pieces]
-    if carrying and all(by_ids[i] >= 0 for i in carrying):
-        chunks = [max(ids, 0) for ids in by_ids]
-        return Counted(total if total >= 0 else sum(chunks), TokenSource.IDS, chunks, TokenSource.IDS)
-    if carrying and all(pieces[i].generated >= 0 for i in carrying):
-        chunks = _differences(pieces)
-        known = total if total >= 0 else max(piece.generated for piece in pieces)
-        return Counted(known, TokenSource.USAGE, chunks, TokenSource.USAGE)
-    split = _split(pieces, tokenizer) if tokenizer is not None else None
+    kinds = chunks.kinds
+    carrying = len(kinds) - kinds.count(Kind.EMPTY)
+    if carrying and _told(kinds, chunks.ids):
+        by_ids = [max(ids, 0) for ids in chunks.ids]
+        return Counted(total if total >= 0 else sum(by_ids), TokenSource.IDS, by_ids, TokenSource.IDS)
+    if carrying and _told(kinds, chunks.generated):
+        known = total if total >= 0 else max(chunks.generated)
+        return Counted(known, TokenSource.USAGE, _differences(chunks.generated), TokenSource.USAGE)
+    split = _split(chunks.texts, tokenizer) if tokenizer is not None else None
     n = sum(split) if split is not None else MISSING
-    one_each = [int(bool(piece.kind)) for piece in pieces]
-    unknown = [UNKNOWN_TOKENS if piece.kind else 0 for piece in pieces]
+    one_each = [int(kind != Kind.EMPTY) for kind in kinds]
+    unknown = [UNKNOWN_TOKENS * one for one in one_each]
     # the total may hold an end token that no chunk shows
     if total >= 0:
-        if carrying and total - len(carrying) in (0, 1):
+        if carrying and total - carrying in (0, 1):
             return Counted(total, TokenSource.USAGE, one_each, TokenSource.CHUNKS)
         if split is not None and total - n in (0, 1):
             return Counted(total, TokenSource.USAGE, split, TokenSource.TOKENIZER)
         return Counted(total, TokenSource.USAGE, unknown, TokenSource.NONE)
     if split is not None:
-        if n == len(carrying):
+        if n == carrying:
             return Counted(n, TokenSource.TOKENIZER, one_each, TokenSource.TOKENIZER)
         return Counted(n, TokenSource.TOKENIZER, unknown, TokenSource.NONE)
-    return Counted(len(carrying), TokenSource.CHUNKS, one_each, TokenSource.CHUNKS)
+    return Counted(carrying, TokenSource.CHUNKS, one_each, TokenSource.CHUNKS)
 
 
-def _differences(pieces: list[Piece]) -> list[int]:
-    """Tokens of each piece by the rise of the running total; a total that falls rises by nothing."""
+def _told(kinds: list[int], values: list[int]) -> bool:
+    """True when every chunk that carries something has a value."""
+    return min(values) >= 0 or all(value >= 0 for kind, value in zip(kinds, values, strict=True) if kind)
+
+
+def _differences(generated: list[int]) -> list[int]:
+    """Tokens of each chunk by the rise of the running total; a total that falls rises by nothing."""
     chunks, before = [], 0
-    for piece in pieces:
-        rise = max(0, piece.generated - before) if piece.generated >= 0 else 0
+    for total in generated:
+        rise = max(0, total - before)
         before += rise
         chunks.append(rise)
     return chunks
 
 
-def _split(pieces: list[Piece], tokenizer: Tokenizer) -> list[int]:
-    """Tokens of the whole text, each given to the piece in which its last character came."""
-    ends = list(accumulate(len(piece.text) for piece in pieces))
-    text = "".join(piece.text for piece in pieces)
-    chunks = [0] * len(pieces)
+def _split(texts: list[str], tokenizer: Tokenizer) -> list[int]:
+    """Tokens of the whole text, each given to the chunk in which its last character came."""
+    ends = list(accumulate(map(len, texts)))
+    text = "".join(texts)
+    chunks = [0] * len(texts)
     if not text:
         return chunks
     for _, end in tokenizer.encode(text, add_special_tokens=False).offsets:

@@ -2,7 +2,7 @@
 
 from servetune.engines.counters import Counters, read_counters
 from servetune.engines.endpoint import Dialect, dialects, identify
-from servetune.engines.openai import Ask, Chunk, body, decode
+from servetune.engines.openai import Ask, Chunk, body, decode, decode_lines
 
 __all__ = [
     "Ask",
@@ -11,6 +11,7 @@ __all__ = [
     "Dialect",
     "body",
     "decode",
+    "decode_lines",
     "dialects",
     "identify",
     "read_counters",

@@ -75,6 +75,21 @@ class Delta(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
     refusal: str | None = None
 
+    def content_of(self) -> tuple[Kind, str]:
+        """What the delta carried and its text."""
+        kind, parts = Kind.EMPTY, []
+        if thought := self.reasoning_content or self.reasoning:
+            kind = Kind.REASONING
+            parts.append(thought)
+        for call in self.tool_calls or ():
+            if call.function is not None and (call.function.name or call.function.arguments):
+                kind = Kind.TOOL_CALL
+                parts.append((call.function.name or "") + (call.function.arguments or ""))
+        if visible := self.content or self.refusal:
+            kind = Kind.TEXT
+            parts.append(visible if isinstance(visible, str) else _joined(visible))
+        return kind, "".join(parts)
+
 
 class Choice(msgspec.Struct):
     delta: Delta | None = None
@@ -141,24 +156,11 @@ class Chunk(msgspec.Struct):
         return error_words(bytes(self.error))
 
     @property
-    def finish_reason(self) -> str | None:
-        for choice in self.choices:
-            if choice.finish_reason:
-                return choice.finish_reason
-        return None
-
-    @property
     def generated(self) -> int | None:
         """Tokens generated up to and including this chunk, where the server tells, else None."""
         if self.usage is not None and self.usage.completion_tokens is not None:
             return self.usage.completion_tokens
         return self.timings.predicted_n if self.timings is not None else None
-
-    @property
-    def ids(self) -> int | None:
-        """Token ids in this chunk, or None when it has no such field."""
-        counts = [len(c.token_ids) for c in self.choices if c.token_ids is not None]
-        return sum(counts) if counts else None
 
     def content(self) -> tuple[Kind, str]:
         """What the chunk carried and its text; visible text wins over reasoning beside it."""
@@ -167,20 +169,10 @@ class Chunk(msgspec.Struct):
             if choice.text:
                 kind = Kind.TEXT
                 parts.append(choice.text)
-            delta = choice.delta or choice.message
-            if delta is None:
-                continue
-            if thought := delta.reasoning_content or delta.reasoning:
-                kind = kind or Kind.REASONING
-                parts.append(thought)
-            for call in delta.tool_calls or ():
-                if call.function is not None and (call.function.name or call.function.arguments):
-                    kind = Kind.TOOL_CALL
-                    parts.append((call.function.name or "") + (call.function.arguments or ""))
-            visible = delta.content or delta.refusal
-            if visible:
-                kind = Kind.TEXT
-                parts.append(visible if isinstance(visible, str) else _joined(visible))
+            if (delta := choice.delta or choice.message) is not None:
+                found, text = delta.content_of()
+                kind = found if found is Kind.TEXT else kind or found
+                parts.append(text)
         return kind, "".join(parts)
 
 
@@ -191,6 +183,8 @@ def _joined(parts: list[Any]) -> str:
 _decoder = msgspec.json.Decoder(Chunk)
 decode = _decoder.decode
 """Chunk of a JSON text in bytes. Raises msgspec.DecodeError (ValidationError for a wrong shape)."""
+decode_lines = _decoder.decode_lines
+"""Chunks of JSON texts, one a line: the same at once, for speed."""
 
 
 def error_words(text: bytes) -> str:
