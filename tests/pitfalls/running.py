@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import uvloop
 
-from servetune.drive import Progress
+from servetune.clock import MS, now
+from servetune.drive import Limits, Progress, Sent, Stage, StageReport, Wire, request_bytes
+from servetune.drive.collect import collect
+from servetune.drive.driver import Driver
+from servetune.drive.spool import Spool
+from servetune.engines import Ask, Dialect, body
 from servetune.events import Events, Phase
-from servetune.measure import Bench, Gate, Measurement, Row
+from servetune.measure import Bench, Client, Gate, Measurement, Row, Server, measure
 from servetune.sim import Log, Reply, Script, ServerProcess, Stream, serve_process, uniform
 from servetune.spec import Load, Target
 from servetune.study import BenchSpec, Preflight, bench
@@ -85,8 +93,9 @@ def gate(window: Measurement, name: str) -> Gate:
 
 
 def prompts_of(count: int, words: int = 8) -> list[Prompt]:
-    """Prompts that differ from the first word on."""
-    return [Prompt(text=" ".join(f"w{i}x{j}" for j in range(words))) for i in range(count)]
+    """Chat prompts that differ from the first word on."""
+    texts = (" ".join(f"w{i}x{j}" for j in range(words)) for i in range(count))
+    return [Prompt(messages=({"role": "user", "content": text},)) for text in texts]
 
 
 def scripted(
@@ -161,3 +170,93 @@ def run_replies(
     made = scripted(*replies, requests=requests, **(script or {}))
     options.setdefault("prompts", requests)
     return run_script(made, load, requests=requests, **options)
+
+
+class Part:
+    """The requests of one case out of a bench, measured as a serial window of their own."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.window = measure(events, Load(slots=1), Client(), Server())
+        self.rows = self.window.rows
+
+    def median(self, name: str) -> float:
+        """Median of a column of `Row`."""
+        values = [getattr(row, name) for row in self.rows]
+        assert None not in values, f"{name}: {values}"
+        return float(np.median(values))
+
+    def all_equal(self, name: str) -> Any:
+        """The one value that a column of `Row` has in all requests."""
+        values = {getattr(row, name) for row in self.rows}
+        assert len(values) == 1, f"{name}: {values}"
+        return values.pop()
+
+    def gate(self, name: str) -> Gate:
+        return gate(self.window, name)
+
+    def chunks(self, row: int) -> tuple[list[float], list[int]]:
+        """Arrivals (ms after the request was sent) and tokens of the chunks of one request."""
+        span = slice(self.events.chunk_start[row], self.events.chunk_start[row + 1])
+        times = (self.events.chunk_time[span] - self.events.sent[row]) / MS
+        return times.tolist(), self.events.chunk_tokens[span].tolist()
+
+
+class Cases:
+    """Replies of many cases, sent in one bench with some streams at a time, to save starting processes.
+
+    Which reply a request got is read from the server's log, so that it is certain.
+    """
+
+    def __init__(self, slots: int = 6) -> None:
+        self._slots = slots
+        self._replies: list[tuple[Stream | Reply, int]] = []
+
+    def add(self, reply: Stream | Reply, times: int = 5) -> int:
+        """A case that is sent so many times; its number for `part`."""
+        self._replies.append((reply, times))
+        return len(self._replies) - 1
+
+    def part(self, *cases: int) -> Part:
+        """All requests of the cases, in the order scheduled."""
+        events, case_of = self._run
+        mask = np.array([case_of[int(request)] in cases for request in events.request])
+        return Part(events.take(mask))
+
+    @cached_property
+    def _run(self) -> tuple[Events, dict[int, int]]:
+        rounds = max(times for _, times in self._replies)
+        order = [case for n in range(rounds) for case, (_, times) in enumerate(self._replies) if n < times]
+        script = scripted(*(self._replies[case][0] for case in order))
+        load = f"concurrency={self._slots}"
+        server = {"keep_bodies": True}
+        run = run_script(script, load, prompts=len(order), requests=len(order), server=server)
+        found = [re.search(r'"w(\d+)x0 ', record.body or "") for record in run.log.records[PRELUDE:]]
+        return run.events, {int(match[1]): order[n] for n, match in enumerate(found) if match}
+
+
+def drive(script: Script, folder: Path, requests: int = 5) -> tuple[StageReport, Callable[[], Events], Log]:
+    """Send `requests` chat requests one after the other from this very process.
+
+    Gives the driver's report, a function that reads the stored answers into events, and the server's log.
+    """
+    path = folder / "stage.raw"
+    dialect, ask = Dialect("endpoint"), Ask(model=script.model)
+    with serve_process(script) as server:
+        target = Target.parse(server.url)
+        payloads = [request_bytes(target, "POST", *body(p, ask, dialect)) for p in prompts_of(requests)]
+        stage = Stage(Phase.MEASURED, payloads, slots=1, requests=requests, limits=Limits(20.0, 10.0))
+
+        async def run() -> StageReport:
+            spool = Spool(path)
+            driver = Driver(Wire(target), spool.add, itertools.count().__next__)
+            await driver.open_pool(1)
+            try:
+                return await driver.run(stage, now() + 20 * MS)
+            finally:
+                driver.close()
+                spool.close()
+
+        report = uvloop.run(run())
+    sent = [Sent()] * requests
+    return report, lambda: collect(path, sent, phase=Phase.MEASURED, target=target), server.log()
