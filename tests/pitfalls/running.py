@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import uvloop
 
 from servetune.clock import MS, now
@@ -32,6 +33,11 @@ PRELUDE = 3
 """Generation requests that a bench sends before its first window: one probe, two on one connection."""
 
 _QUICK = uniform(2, 0, 1)
+
+
+def near(truth: float) -> Any:
+    """Equal to a scripted time (ms) within 1 % or 0.3 ms. For medians: one request may always be late."""
+    return pytest.approx(truth, rel=0.01, abs=0.3)
 
 
 class Silent:
@@ -208,8 +214,10 @@ class Cases:
     Which reply a request got is read from the server's log, so that it is certain.
     """
 
-    def __init__(self, slots: int = 6) -> None:
+    def __init__(self, slots: int = 6, **options: Any) -> None:
+        """`options` as for `run_script`."""
         self._slots = slots
+        self._options = options
         self._replies: list[tuple[Stream | Reply, int]] = []
 
     def add(self, reply: Stream | Reply, times: int = 5) -> int:
@@ -230,7 +238,8 @@ class Cases:
         script = scripted(*(self._replies[case][0] for case in order))
         load = f"concurrency={self._slots}"
         server = {"keep_bodies": True}
-        run = run_script(script, load, prompts=len(order), requests=len(order), server=server)
+        count = len(order)
+        run = run_script(script, load, prompts=count, requests=count, server=server, **self._options)
         found = [re.search(r'"w(\d+)x0 ', record.body or "") for record in run.log.records[PRELUDE:]]
         return run.events, {int(match[1]): order[n] for n, match in enumerate(found) if match}
 
