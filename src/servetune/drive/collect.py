@@ -13,7 +13,7 @@ from servetune.drive.spool import Record, read_spool
 from servetune.drive.stream import Answered, StreamError, events_of
 from servetune.drive.tokens import Chunks, count
 from servetune.engines import Chunk, Counters, decode, decode_lines, read_counters
-from servetune.engines.openai import error_words
+from servetune.engines.openai import NO_ERROR, error_words
 from servetune.events import MISSING, Events, EventsBuilder, Failure, Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Reply:
                     self._add(_decoded(text), stamp)
 
     def _add(self, chunk: Chunk, stamp: int) -> None:
-        failed = chunk.error is not None or chunk.object == "error"
+        failed = chunk.error is not NO_ERROR or chunk.object == "error"
         if failed and (words := chunk.failure) is not None:
             self.error = self.error or f"{Failure.SERVER_ERROR}: {words}"
             return
@@ -169,7 +169,7 @@ def _decoded(text: bytes) -> Chunk:
 
 
 def _known(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value
+    return otherwise if value is None or value < 0 else value
 
 
 def collect(

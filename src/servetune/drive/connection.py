@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         try:
             for i in range(self._fed, len(reads)):
                 self._parser.feed_data(reads[i])
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(Failure.BAD_HTTP, str(error) or type(error).__name__)
             return
         self._fed = len(reads)

@@ -44,7 +44,7 @@ class Answered:
                 if len(pieces) != known:
                     owner.extend([position] * (len(pieces) - known))
                     known = len(pieces)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise StreamError(f"not HTTP: {str(error) or type(error).__name__}") from None
 
     def on_header(self, name: bytes, value: bytes) -> None:

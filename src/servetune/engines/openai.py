@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -59,6 +59,12 @@ def body(prompt: Prompt, ask: Ask, dialect: Dialect) -> tuple[str, bytes]:
     return path, msgspec.json.encode(fields | ask.extra)
 
 
+NO_ERROR = msgspec.Raw(b"null")
+
+Count = Annotated[int, msgspec.Meta(lt=2**31)]
+"""Tokens or steps; what is larger is no count."""
+
+
 class Function(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
@@ -100,17 +106,17 @@ class Choice(msgspec.Struct):
 
 
 class PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
 
@@ -118,17 +124,17 @@ class Usage(msgspec.Struct):
 class Timings(msgspec.Struct):
     """llama.cpp: counts so far in each chunk (`timings_per_token`), all of them in the last."""
 
-    predicted_n: int | None = None
-    cache_n: int | None = None
-    draft_n: int | None = None
-    draft_n_accepted: int | None = None
+    predicted_n: Count | None = None
+    cache_n: Count | None = None
+    draft_n: Count | None = None
+    draft_n_accepted: Count | None = None
 
 
 class SpeculationMetrics(msgspec.Struct):
     """vLLM with `--per-request-spec-decode-metrics`."""
 
-    num_spec_steps: int | None = None
-    num_accepted_draft_tokens: int | None = None
+    num_spec_steps: Count | None = None
+    num_accepted_draft_tokens: Count | None = None
 
 
 class RequestMetrics(msgspec.Struct):
@@ -142,7 +148,7 @@ class Chunk(msgspec.Struct):
     usage: Usage | None = None
     timings: Timings | None = None
     metrics: RequestMetrics | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NO_ERROR
     object: str | None = None
     message: str | None = None
 
@@ -151,7 +157,7 @@ class Chunk(msgspec.Struct):
         """The server's words when this is an error, else None."""
         if self.object == "error":
             return self.message or "error without words"
-        if self.error is None or bytes(self.error) == b"null":
+        if bytes(self.error) == b"null":
             return None
         return error_words(bytes(self.error))
 
