@@ -98,7 +98,7 @@ class Driver:
         """Run the stage from the time `at` (ns) until its last request has ended."""
         loop = asyncio.get_running_loop()
         self._stage, self._progress, self._opened = stage, Progress(), 0
-        self._stopped, self._refused = "", 0
+        self._stopped, self._refused, self._unwritten = "", 0, 0
         self._in_flight: dict[Exchange, Connection | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] = loop.create_future()
@@ -207,6 +207,7 @@ class Driver:
         """Account for an ended exchange; the next request leaves before it is written down."""
         if self._in_flight.pop(exchange, self) is self:
             return
+        self._unwritten += 1
         if exchange.index != SCRAPE:
             self._count(exchange)
             dead = exchange.failure.startswith((Failure.REFUSED, Failure.UNREACHABLE))
@@ -228,10 +229,12 @@ class Driver:
 
     def _write_down(self, exchange: Exchange) -> None:
         self.record(exchange)
+        self._unwritten -= 1
         self._check_over()
 
     def _check_over(self) -> None:
-        if self._pacing.exhausted and not self._in_flight and not self._over.done():
+        busy = self._in_flight or self._unwritten
+        if self._pacing.exhausted and not busy and not self._over.done():
             self._over.set_result(None)
 
     def _read_counters(self, go_on: Callable[[], None]) -> None:
