@@ -88,11 +88,14 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
         for number, stage in enumerate(stages):
             load = spec.loads[number // 2]
             listener.stage(load, stage.phase, stage.planned, spec.seconds)
-            if stage.phase is Phase.WARM_UP:
-                driven = session.run(number, listener.progress)
-            else:
-                before = counters(spec.target, found.dialect)
-                driven = session.run(number, listener.progress)
+            before = counters(spec.target, found.dialect) if stage.phase is Phase.MEASURED else None
+            driven = session.run(number, listener.progress)
+            died = any(report.stopped == "died under load" for report in driven.reports)
+            if stage.phase is Phase.WARM_UP and died:
+                # the warm-up runs at the load point, so its end is what this load point showed
+                driven.events.phase = [Phase.MEASURED] * len(driven.events)
+                driven.events.prompt %= len(spec.prompts)
+            if stage.phase is Phase.MEASURED or died:
                 after = counters(spec.target, found.dialect)
                 client = _client(driven, workers)
                 measurement = measure(driven.events, load, client, _server(found, before, after))
