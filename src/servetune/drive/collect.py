@@ -13,7 +13,7 @@ from servetune.drive.spool import Record, read_spool
 from servetune.drive.stream import Answered, StreamError, events_of
 from servetune.drive.tokens import Chunks, count
 from servetune.engines import Chunk, Counters, decode, decode_lines, read_counters
-from servetune.engines.openai import NO_ERROR, error_words
+from servetune.engines.openai import error_words
 from servetune.events import MISSING, Events, EventsBuilder, Failure, Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Reply:
         if "json" in answered.headers.get("content-type", ""):
             self._streamed = False
             if answered.complete or not self.error:
-                self._add(_decoded(b"".join(pieces)), self._stamps[-1])
+                self._add([_decoded(b"".join(pieces))], self._stamps[-1:])
                 self._sentinel = not self.error
             return
         data, positions = events_of(pieces, answered.owner, complete=answered.complete or not self.error)
@@ -89,50 +89,38 @@ class Reply:
             self._sentinel = True
             self.done = stamps[end]
             data = data[:end]
-        lines = b"\n".join(data)
-        try:
-            chunks = decode_lines(lines)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            chunks = []
-        if len(chunks) == len(data) and lines.count(b"\n") == len(data) - 1:
-            for chunk, stamp in zip(chunks, stamps, strict=False):
-                self._add(chunk, stamp)
-        else:  # one by one: keep-alives without data, or the event that can't be read
-            for text, stamp in zip(data, stamps, strict=False):
-                if text.strip():
-                    self._add(_decoded(text), stamp)
+        self._add(_decoded_all(data), stamps)
 
-    def _add(self, chunk: Chunk, stamp: int) -> None:
-        failed = chunk.error is not NO_ERROR or chunk.object == "error"
-        if failed and (words := chunk.failure) is not None:
-            self.error = self.error or f"{Failure.SERVER_ERROR}: {words}"
-            return
-        kind, ids, text = _EMPTY, MISSING, ""
-        choices = chunk.choices
-        for choice in choices:
-            delta = choice.delta
-            if delta is not None and type(delta.content) is str and delta.content and len(choices) == 1:
-                kind, text = _TEXT, delta.content
-            if choice.token_ids is not None:
-                ids = max(ids, 0) + len(choice.token_ids)
-            if choice.finish_reason:
-                self.finish_reason = choice.finish_reason
-        if not kind or self._keep_text:
-            kind, text = chunk.content()
-        chunks = self.chunks
-        chunks.times.append(stamp)
-        chunks.kinds.append(kind)
-        chunks.ids.append(ids)
-        if chunk.usage is None and chunk.timings is None:
-            chunks.generated.append(MISSING)
-        else:
-            chunks.generated.append(_known(chunk.generated, MISSING))
-            self._count(chunk)
-        if self._keep_text:
-            chunks.texts.append(text)
-        if chunk.metrics is not None and (told := chunk.metrics.speculative_decoding) is not None:
-            self.drafts = _known(told.num_spec_steps, self.drafts)
-            self.accepted = _known(told.num_accepted_draft_tokens, self.accepted)
+    def _add(self, chunks: list[Chunk | None], stamps: list[int]) -> None:
+        """Take in events in order, up to an error; None is an event without data (a keep-alive)."""
+        kinds, ids, generated, texts = [], [], [], []
+        for chunk in chunks:
+            if chunk is None:
+                kind, tokens, total, text = _EMPTY, MISSING, MISSING, ""
+            elif (chunk.error or chunk.object == "error") and chunk.failure is not None:
+                self.error = self.error or f"{Failure.SERVER_ERROR}: {chunk.failure}"
+                break
+            else:
+                kind, tokens, total, text = _EMPTY, MISSING, MISSING, ""
+                for choice in chunk.choices:
+                    if choice.token_ids is not None:
+                        tokens = max(tokens, 0) + len(choice.token_ids)
+                    if choice.finish_reason is not None:
+                        self.finish_reason = choice.finish_reason
+                    if choice.delta is not None and type(choice.delta.content) is str:
+                        text += choice.delta.content
+                if text:
+                    kind = _TEXT
+                if self._keep_text or not text:
+                    kind, text = chunk.content()
+                if chunk.usage is not None or chunk.timings is not None or chunk.metrics is not None:
+                    total = _known(chunk.generated, MISSING)
+                    self._count(chunk)
+            kinds.append(kind)
+            ids.append(tokens)
+            generated.append(total)
+            texts.append(text)
+        self.chunks = Chunks(stamps[: len(kinds)], kinds, ids, generated, texts)
 
     def _count(self, chunk: Chunk) -> None:
         """What the server says of its counts; the last word holds."""
@@ -147,6 +135,9 @@ class Reply:
         if (timings := chunk.timings) is not None:
             self.cached = _known(timings.cache_n, self.cached)
             self.accepted = _known(timings.draft_n_accepted, self.accepted)
+        if chunk.metrics is not None and (told := chunk.metrics.speculative_decoding) is not None:
+            self.drafts = _known(told.num_spec_steps, self.drafts)
+            self.accepted = _known(told.num_accepted_draft_tokens, self.accepted)
 
     def _judge(self) -> None:
         """Decide whether the answer is whole. With [DONE] seen, what happened after does not matter."""
@@ -166,6 +157,19 @@ def _decoded(text: bytes) -> Chunk:
         return decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StreamError(f"{error} in {text[:80]!r}") from None
+
+
+def _decoded_all(data: list[bytes]) -> list[Chunk | None]:
+    """Chunk of each event, None for one without data. Raises StreamError for one that can't be read."""
+    lines = b"\n".join(data)
+    if lines.count(b"\n") == len(data) - 1:
+        try:
+            chunks = decode_lines(lines)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            chunks = []
+        if len(chunks) == len(data):
+            return list(chunks)
+    return [_decoded(text) if text.strip() else None for text in data]
 
 
 def _known(value: int | None, otherwise: int) -> int:

@@ -13,6 +13,7 @@ from servetune.clock import now
 from servetune.events import MISSING, Failure
 
 _END = b"\r\n\r\n"
+_NO_PARSER = httptools.HttpResponseParser(object())
 
 
 def _ignore(_: Any) -> None:
@@ -66,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._stamp: Callable[[int], None] = _ignore
         self._store: Callable[[bytes], None] = _ignore
         self._eager = True
+        self._parser = _NO_PARSER  # the used one refers back to this object
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")

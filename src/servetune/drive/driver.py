@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ request that meets such a close would fail for a reason of the client's."""
 _DEAD_AFTER = 3
 """Connections refused in a row after which the endpoint counts as dead (P-68)."""
 
-_SWEEP = 100 * MS
+_SWEEP = 200 * MS
 _TOTAL = re.compile(rb'"completion_tokens":\s*(\d+)')
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
 
@@ -70,7 +71,7 @@ class Driver:
     """Sends the requests of a stage and hands each ended exchange to `record`.
 
     take     gives the next request number of a closed loop (shared between workers)
-    tick     called about ten times a second with the progress
+    tick     called about five times a second with the progress
     """
 
     wire: Wire
@@ -83,6 +84,7 @@ class Driver:
 
     async def open_pool(self, connections: int) -> None:
         """Open connections before the window. One that can't be opened now fails later, visibly."""
+        gc.collect()
         if not self.wire.target.reuse:
             return
         missing = connections - len(self._idle)
@@ -109,10 +111,11 @@ class Driver:
         else:
             between = self._read_counters if stage.scrape else None
             self._pacing = ClosedLoop(stage, self._alarm, self._send, self.take, between)
-        watch = Watch(self._alarm)
+        watch = Watch(loop)
         watch.start(at)
         self._pacing.start(at)
         self._alarm.at(at + _SWEEP, self._sweep)
+        gc.disable()  # a collection over the stored reads would stall the stamps
         try:
             if not self._pacing.exhausted:
                 await self._over
@@ -124,6 +127,7 @@ class Driver:
             self.tick(self._progress)
             return StageReport(at, ended, self._stopped, self._opened, watch.stop())
         finally:
+            gc.enable()
             self._alarm.close()
 
     def stop(self, why: str) -> None:
@@ -253,7 +257,7 @@ class Driver:
             self._failed_to_connect(exchange, failure, words)
 
     def _sweep(self) -> None:
-        """Deadlines and progress, ten times a second: no timer a request, nothing an event."""
+        """Deadlines and progress, five times a second: no timer a request, nothing an event."""
         moment = now()
         limits = self._stage.limits
         reads = self._progress.ended_reads

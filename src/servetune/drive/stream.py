@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
 import httptools
+import numpy as np
 
 from servetune.drive.sse import EventStream, simple_events
 
@@ -88,7 +88,8 @@ def events_of(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple
     piece_ends = list(accumulate(map(len, pieces)))
     if ends == piece_ends:  # each event came in a piece of its own
         return data, owner
-    return data, [owner[bisect_left(piece_ends, end)] for end in ends]
+    where = np.searchsorted(piece_ends, ends)
+    return data, np.asarray(owner)[where].tolist()
 
 
 def _by_standard(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple[list[bytes], list[int]]:

@@ -26,7 +26,7 @@ class Chunks:
     kinds       Kind
     ids         token ids in it, -1 where it has no such field
     generated   tokens generated up to and including it by the server's word, -1 where not told
-    texts       its text, kept only when a tokenizer will count
+    texts       its text; only for a tokenizer, so perhaps without reasoning and tool calls if none counts
     """
 
     times: list[int] = field(default_factory=list)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import multiprocessing
 import os
 import signal
@@ -161,16 +160,11 @@ class _Worker:
         begin = await self._inbox.get()
         if not isinstance(begin, Begin):
             raise EOFError
-        gc.collect()
-        gc.freeze()
-        gc.disable()
         self._driver = driver
         try:
             report = await driver.run(stage, begin.at)
         finally:
             self._driver = None
-            gc.enable()
-            gc.unfreeze()
             driver.close()
             spool.close()
         self._pipe.send(Finished(number, report))

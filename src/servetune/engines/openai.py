@@ -65,16 +65,16 @@ Count = Annotated[int, msgspec.Meta(lt=2**31)]
 """Tokens or steps; what is larger is no count."""
 
 
-class Function(msgspec.Struct):
+class Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, gc=False):
     function: Function | None = None
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -97,7 +97,7 @@ class Delta(msgspec.Struct):
         return kind, "".join(parts)
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     delta: Delta | None = None
     message: Delta | None = None
     text: str | None = None
@@ -105,15 +105,15 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class PromptDetails(msgspec.Struct):
+class PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: Count | None = None
 
 
-class CompletionDetails(msgspec.Struct):
+class CompletionDetails(msgspec.Struct, gc=False):
     reasoning_tokens: Count | None = None
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     reasoning_tokens: Count | None = None
@@ -121,7 +121,7 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionDetails | None = None
 
 
-class Timings(msgspec.Struct):
+class Timings(msgspec.Struct, gc=False):
     """llama.cpp: counts so far in each chunk (`timings_per_token`), all of them in the last."""
 
     predicted_n: Count | None = None
@@ -130,18 +130,18 @@ class Timings(msgspec.Struct):
     draft_n_accepted: Count | None = None
 
 
-class SpeculationMetrics(msgspec.Struct):
+class SpeculationMetrics(msgspec.Struct, gc=False):
     """vLLM with `--per-request-spec-decode-metrics`."""
 
     num_spec_steps: Count | None = None
     num_accepted_draft_tokens: Count | None = None
 
 
-class RequestMetrics(msgspec.Struct):
+class RequestMetrics(msgspec.Struct, gc=False):
     speculative_decoding: SpeculationMetrics | None = None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct, gc=False):
     """One streamed chunk, or a whole reply that was not streamed."""
 
     choices: list[Choice] = []
