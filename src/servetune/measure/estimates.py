@@ -88,7 +88,8 @@ def proportion(hits: int, n: int, note: str = "") -> Estimate:
     z, share = 1.959964, hits / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Estimate("", share, max(0.0, centre - half), min(1.0, centre + half), n, "Wilson", note)
+    low, high = max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))  # despite rounding
+    return Estimate("", share, low, high, n, "Wilson", note)
 
 
 def _interval(value: float, error: float, df: int) -> tuple[float, float]:
