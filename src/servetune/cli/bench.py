@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +64,7 @@ def bench(
     workers: int | None = None,
     arrival_seed: int = 0,
     tokenizer: str | None = None,
-    json: str | None = None,
+    json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     quiet: Annotated[bool, Parameter(negative="")] = False,
     connecting: Connecting = Connecting(),
@@ -110,10 +112,16 @@ def bench(
 
     loads = _loads(load or ["serial"])
     for name, value in (("requests", requests), ("seconds", seconds), ("workers", workers)):
-        if value is not None and value <= 0:
-            raise SpecError(f"--{name} must be above zero")
+        if value is not None and not 0 < value < math.inf:
+            raise SpecError(f"--{name} must be a number above zero")
     if warm_up is not None and warm_up < 0:
         raise SpecError("--warm-up must not be negative")
+    if json is not None and json != "-" and json.startswith("-"):
+        raise SpecError(f"--json needs a file, or - for standard output, not {json}")
+    if json is not None and json != "-" and not os.access(Path(json).parent, os.W_OK):
+        raise SpecError(f"--json {json}: no such folder, or not writable")
+    if json is not None and Path(json).is_dir():
+        raise SpecError(f"--json {json}: is a folder")
     target = Target.parse(
         endpoint,
         key=connecting.api_key,
