@@ -224,7 +224,10 @@ class Events:
                 columns[name] = array.to_pylist()
             else:
                 columns[name] = np.asarray(array.fill_null(MISSING), dtype=np.int64)
-        return cls(**columns)
+        try:
+            return cls(**columns)
+        except TypeError as error:  # it says which column is missing or not known
+            raise ValueError(f"not an event table: {error}") from None
 
     def write(self, path: Path) -> None:
         """Write Parquet, whole or not at all: a temporary name first, then renamed."""
