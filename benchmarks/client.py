@@ -28,7 +28,7 @@ from typing import Any
 
 from servetune.sim import blast_process
 
-SHAPES = {"64 x 50/s": (64, 20.0, 150), "512 x 25/s": (512, 40.0, 125)}
+SHAPES = {"64 x 50/s": (64, 20.0, 200), "512 x 25/s": (512, 40.0, 250)}
 """Streams, gap in ms, events a stream."""
 CLIENTS = ("floor", "servetune", "servetune_receive", "aiohttp", "aiohttp_json", "httpx")
 BLAST_STREAMS, BLAST_TOKENS = 64, 4000

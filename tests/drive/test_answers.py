@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from array import array
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from servetune.drive.collect import Reply, Sent, collect
 from servetune.drive.connection import Exchange
-from servetune.drive.spool import Record, Spool, read_spool
+from servetune.drive.spool import Head, Record, Spool, read_spool
 from servetune.events import Failure, Phase
 from servetune.spec import Target
 
@@ -37,9 +36,7 @@ def body_of(data: bytes, head: bytes = HEAD) -> bytes:
 
 
 def record(reads: list[bytes], failure: str = "") -> Record:
-    stamps = array("q", range(100, 100 + len(reads)))
-    sizes = array("I", map(len, reads)).tobytes()
-    return Record(0, 10, 20, 0, 500, failure, stamps.tobytes(), sizes, b"".join(reads))
+    return Record(Head(0, 10, 20, 0, 500, failure, b"", b""), list(range(100, 100 + len(reads))), reads)
 
 
 def judged(answer: bytes | list[bytes], failure: str = "") -> Reply:
@@ -130,20 +127,19 @@ def test_spool_round_trip_and_a_truncated_file(rows: list[tuple[int, list[bytes]
     with tempfile.TemporaryDirectory(prefix="servetune-test-") as folder:
         path = Path(folder) / "a.raw"
         spool = Spool(path)
+        ends = [0]
         for index, reads, failure in rows:
             exchange = Exchange(index, 5)
             exchange.failure = failure
             exchange.reads += reads
             exchange.stamps.extend(range(len(reads)))
             spool.add(exchange)
+            ends.append(path.stat().st_size)
         spool.close()
         read = list(read_spool(path))
         expected = [(index, list(range(len(reads))), reads, failure) for index, reads, failure in rows]
-        assert [(r.index, *r.reads(), r.failure) for r in read] == expected
+        assert [(r.head.index, r.stamps, r.reads, r.head.failure) for r in read] == expected
         whole = path.read_bytes()
-        ends = [0]
-        while ends[-1] < len(whole):
-            ends.append(ends[-1] + 4 + int.from_bytes(whole[ends[-1] : ends[-1] + 4], "little"))
         for size in {*ends, *range(0, len(whole), max(1, len(whole) // 7))}:
             path.write_bytes(whole[:size])
             assert len(list(read_spool(path))) == sum(end <= size for end in ends) - 1

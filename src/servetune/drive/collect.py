@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import msgspec
 
 from servetune.drive.driver import SCRAPE
 from servetune.drive.spool import Record, read_spool
-from servetune.drive.stream import Answered, StreamError, events_of
+from servetune.drive.stream import Answered, StreamError, events_of, lines_of
 from servetune.drive.tokens import Chunks, count
 from servetune.engines import Chunk, Counters, decode, decode_lines, read_counters
 from servetune.engines.openai import error_words
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from servetune.spec import Target
 
 _SENTINEL = b"[DONE]"
+_LAST_LINE = b"\n" + _SENTINEL
 _EMPTY, _TEXT = int(Kind.EMPTY), int(Kind.TEXT)
 
 
@@ -43,7 +45,7 @@ class Reply:
 
     def __init__(self, record: Record, tokenizer: Tokenizer | None) -> None:
         self.status = MISSING
-        self.error = record.failure
+        self.error = record.head.failure
         self.finish_reason = ""
         self.done = MISSING
         self.chunks = Chunks()
@@ -52,9 +54,9 @@ class Reply:
         self._sentinel = False
         self._streamed = True
         self._keep_text = tokenizer is not None
-        self._stamps, reads = record.reads()
+        self._stamps = record.stamps
         try:
-            answered = Answered(reads)
+            answered = Answered(record.reads)
             self.status = answered.status
             self._read(answered)
         except StreamError as error:
@@ -82,16 +84,33 @@ class Reply:
                 self._add([_decoded(b"".join(pieces))], self._stamps[-1:])
                 self._sentinel = not self.error
             return
-        data, positions = events_of(pieces, answered.owner, complete=answered.complete or not self.error)
-        stamps = [self._stamps[position] for position in positions]
-        if _SENTINEL in data:
-            end = data.index(_SENTINEL)
-            self._sentinel = True
-            self.done = stamps[end]
-            data = data[:end]
-        self._add(_decoded_all(data), stamps)
+        chunks, positions = self._chunks(pieces, answered)
+        self._add(chunks, [self._stamps[position] for position in positions])
 
-    def _add(self, chunks: list[Chunk | None], stamps: list[int]) -> None:
+    def _chunks(self, pieces: list[bytes], answered: Answered) -> tuple[Sequence[Chunk | None], list[int]]:
+        """Chunks before [DONE] and the read that completed each; None for an event without data."""
+        if (found := lines_of(pieces, answered.owner)) is not None:
+            lines, positions = found
+            if lines.endswith(_LAST_LINE):
+                try:
+                    chunks = decode_lines(lines[: -len(_LAST_LINE)])
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    chunks = []
+                if len(chunks) == len(positions) - 1:
+                    self._end(positions[-1])
+                    return chunks, positions
+        data, positions = events_of(pieces, answered.owner, complete=answered.complete or not self.error)
+        if _SENTINEL in data:
+            self._end(positions[data.index(_SENTINEL)])
+            data = data[: data.index(_SENTINEL)]
+        return [_decoded(text) if text.strip() else None for text in data], positions
+
+    def _end(self, position: int) -> None:
+        """[DONE] came in this read."""
+        self._sentinel = True
+        self.done = self._stamps[position]
+
+    def _add(self, chunks: Sequence[Chunk | None], stamps: list[int]) -> None:
         """Take in events in order, up to an error; None is an event without data (a keep-alive)."""
         kinds, ids, generated, texts = [], [], [], []
         for chunk in chunks:
@@ -159,19 +178,6 @@ def _decoded(text: bytes) -> Chunk:
         raise StreamError(f"{error} in {text[:80]!r}") from None
 
 
-def _decoded_all(data: list[bytes]) -> list[Chunk | None]:
-    """Chunk of each event, None for one without data. Raises StreamError for one that can't be read."""
-    lines = b"\n".join(data)
-    if lines.count(b"\n") == len(data) - 1:
-        try:
-            chunks = decode_lines(lines)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            chunks = []
-        if len(chunks) == len(data):
-            return list(chunks)
-    return [_decoded(text) if text.strip() else None for text in data]
-
-
 def _known(value: int | None, otherwise: int) -> int:
     return otherwise if value is None or value < 0 else value
 
@@ -192,10 +198,10 @@ def collect(
     readings: dict[int, Counters] = {}
     order: list[int] = []
     for record in read_spool(spool):
-        if record.index == SCRAPE:
+        if record.head.index == SCRAPE:
             readings[len(order)] = _counters(record)
             continue
-        order.append(record.index)
+        order.append(record.head.index)
         _add_row(builder, record, prompts, phase=phase, target=target, tokenizer=tokenizer)
     events = builder.build()
     for row in range(len(order)):
@@ -208,9 +214,8 @@ def collect(
 
 
 def _counters(record: Record) -> Counters:
-    _, reads = record.reads()
     try:
-        answered = Answered(reads)
+        answered = Answered(record.reads)
         return read_counters(b"".join(answered.decoded()).decode("utf-8", "replace"))
     except StreamError:
         return Counters()
@@ -225,25 +230,26 @@ def _add_row(
     target: Target,
     tokenizer: Tokenizer | None,
 ) -> None:
-    prompt = record.index % len(prompts)
+    head = record.head
+    prompt = head.index % len(prompts)
     sent = prompts[prompt]
-    interrupted = record.failure.startswith(Failure.INTERRUPTED)
+    interrupted = head.failure.startswith(Failure.INTERRUPTED)
     row: dict[str, int | str] = {
-        "request": record.index,
+        "request": head.index,
         "prompt": prompt,
         "bucket": sent.bucket,
         "phase": Phase.DRAIN if interrupted else phase,
-        "scheduled": record.scheduled,
-        "sent": record.sent,
-        "connect": record.connect,
+        "scheduled": head.scheduled,
+        "sent": head.sent,
+        "connect": head.connect,
         "input_tokens": sent.input,
         "asked_tokens": sent.asked,
         "exact_tokens": int(sent.exact),
     }
-    if record.sent < 0:
-        unsent = record.failure.startswith(Failure.UNSENT)
+    if head.sent < 0:
+        unsent = head.failure.startswith(Failure.UNSENT)
         status = Status.UNSENT if unsent else Status.FAILED
-        builder.add(times=[], tokens=[], kinds=[], status=status, error=target.masked(record.failure), **row)
+        builder.add(times=[], tokens=[], kinds=[], status=status, error=target.masked(head.failure), **row)
         return
     reply = Reply(record, tokenizer)
     counted = reply.counted

@@ -228,8 +228,10 @@ class Driver:
         progress.done += 1
         progress.failed += bool(exchange.failure)
         progress.ended_reads += len(exchange.reads)
-        if totals := _TOTAL.findall(b"".join(exchange.reads[-3:])):
-            progress.ended_tokens += int(totals[-1])
+        for read in exchange.reads[:-4:-1]:
+            if totals := _TOTAL.findall(read):
+                progress.ended_tokens += int(totals[-1])
+                break
 
     def _write_down(self, exchange: Exchange) -> None:
         self.record(exchange)

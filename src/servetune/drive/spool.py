@@ -1,22 +1,28 @@
 """Raw answers on disk, one record an exchange, so that memory stays flat and a kill loses little.
 
-A file is a sequence of records: four bytes of length (little endian), then msgpack.
+A file is a sequence of records: length of the head (four bytes, little endian), the head in msgpack,
+then the bytes of the answer as they were read.
 """
 
 from __future__ import annotations
 
-import io
+import os
 from array import array
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from servetune.drive.connection import Exchange
 
+_MOST_PARTS = 1000
+"""Buffers of one writev; systems allow 1024."""
 
-class Record(msgspec.Struct, array_like=True):
-    """An ended exchange. stamps: int64 ns, one a read; sizes: uint32 bytes, one a read."""
+
+class Head(msgspec.Struct, array_like=True):
+    """An ended exchange without its bytes. stamps: int64 ns, one a read; sizes: uint32 bytes, one a read."""
 
     index: int
     scheduled: int
@@ -26,16 +32,14 @@ class Record(msgspec.Struct, array_like=True):
     failure: str
     stamps: bytes
     sizes: bytes
-    raw: bytes
 
-    def reads(self) -> tuple[list[int], list[bytes]]:
-        """Arrival (ns) and bytes of each read."""
-        stamps, sizes = array("q", self.stamps), array("I", self.sizes)
-        reads, start = [], 0
-        for size in sizes:
-            reads.append(self.raw[start : start + size])
-            start += size
-        return list(stamps), reads
+
+class Record(NamedTuple):
+    """An ended exchange: its head, arrival (ns) and bytes of each read."""
+
+    head: Head
+    stamps: list[int]
+    reads: list[bytes]
 
 
 class Spool:
@@ -46,8 +50,9 @@ class Spool:
         self._encoder = msgspec.msgpack.Encoder()
 
     def add(self, exchange: Exchange) -> None:
+        """Write an exchange and let go of its bytes."""
         reads = exchange.reads
-        record = Record(
+        head = Head(
             exchange.index,
             exchange.scheduled,
             exchange.sent,
@@ -56,11 +61,18 @@ class Spool:
             exchange.failure,
             exchange.stamps.tobytes(),
             array("I", map(len, reads)).tobytes(),
-            b"".join(reads),
         )
+        encoded = self._encoder.encode(head)
+        self._write([len(encoded).to_bytes(4, "little"), encoded, *reads])
         reads.clear()
-        encoded = self._encoder.encode(record)
-        self._file.write(len(encoded).to_bytes(4, "little") + encoded)
+
+    def _write(self, parts: list[bytes]) -> None:
+        """Without joining: the parts are copied once, by the kernel."""
+        for start in range(0, len(parts), _MOST_PARTS):
+            some = parts[start : start + _MOST_PARTS]
+            written = os.writev(self._file.fileno(), some)
+            if written < sum(map(len, some)):  # such as a disk that fills up
+                self._file.write(b"".join(some)[written:])
 
     def close(self) -> None:
         self._file.close()
@@ -68,11 +80,18 @@ class Spool:
 
 def read_spool(path: Path) -> Iterator[Record]:
     """All whole records of a file; one that a killed worker left unfinished ends the reading."""
-    decoder = msgspec.msgpack.Decoder(Record)
-    with io.BufferedReader(io.FileIO(path)) as file:
-        while len(head := file.read(4)) == 4:
-            size = int.from_bytes(head, "little")
+    decoder = msgspec.msgpack.Decoder(Head)
+    with path.open("rb") as file:
+        while len(length := file.read(4)) == 4:
+            size = int.from_bytes(length, "little")
             encoded = file.read(size)
             if len(encoded) < size:
                 return
-            yield decoder.decode(encoded)
+            head = decoder.decode(encoded)
+            sizes = array("I", head.sizes)
+            raw = file.read(sum(sizes))
+            ends = list(accumulate(sizes))
+            if ends and len(raw) < ends[-1]:
+                return
+            reads = [raw[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            yield Record(head, list(array("q", head.stamps)), reads)

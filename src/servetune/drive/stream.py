@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import accumulate
 
 import httptools
 import numpy as np
@@ -79,17 +78,22 @@ def events_of(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple
 
     complete   the body ended properly, so an event without its final empty line counts too
     """
-    data = simple_events(b"".join(pieces))
-    if data is None:
+    found = lines_of(pieces, owner)
+    if found is None:
         return _by_standard(pieces, owner, complete=complete)
+    lines, reads = found
+    return lines.split(b"\n"), reads
+
+
+def lines_of(pieces: list[bytes], owner: list[int]) -> tuple[bytes, list[int]] | None:
+    """The same as `events_of` at once, one event a line, for a body in the usual form; else None."""
+    found = simple_events(b"".join(pieces))
+    if found is None:
+        return None
+    lines, ends = found
     # an event is complete with the last byte of its empty line
-    ends = list(accumulate(map(len, data)))
-    ends = [end + 8 * i for i, end in enumerate(ends, 1)]
-    piece_ends = list(accumulate(map(len, pieces)))
-    if ends == piece_ends:  # each event came in a piece of its own
-        return data, owner
-    where = np.searchsorted(piece_ends, ends)
-    return data, np.asarray(owner)[where].tolist()
+    where = np.searchsorted(np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces))), ends)
+    return lines, np.asarray(owner)[where].tolist()
 
 
 def _by_standard(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple[list[bytes], list[int]]:

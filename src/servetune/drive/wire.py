@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import socket
 import ssl
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,10 +81,13 @@ def fetch(target: Target, method: str, path: str, body: bytes | None = None, tim
             connection.request(method, where + path, body, headers)
             answer = connection.getresponse()
             got = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, got, answer.read())
+            content = answer.read()
+            if "gzip" in got.get("content-encoding", "").lower():  # not asked for, but some send it
+                content = zlib.decompress(content, wbits=31)
+            return Answer(answer.status, got, content)
         finally:
             connection.close()
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, zlib.error) as error:
         raise UnreachableError(f"{method} {target.url}{path}: {_words(error)}") from None
 
 

@@ -25,14 +25,17 @@ def window_of(events: Events, *, slots: int | None) -> Window:
     """Span at the load point: ramp and drain stay outside.
 
     Closed loop: from when all slots are filled until the last request leaves, since after that the
-    load falls. Serial: from the first request's start to the last one's end. Open loop: from the
-    first due time to the last.
+    load falls. Serial: from the first request's start to the last one's end. Open loop: from when the
+    longest request could have ended (before that fewer are in flight than the rate makes) to the
+    last due time.
     """
     sent = np.sort(events.sent[events.sent >= 0])
     if not len(sent):
         return Window(0, 0)
     if slots is None:
-        return Window(int(events.scheduled.min()), int(events.scheduled.max()))
+        longest = int((events.done - events.scheduled)[events.done >= 0].max(initial=0))
+        end = int(events.scheduled.max())
+        return Window(min(int(events.scheduled.min()) + longest, end), end)
     if slots == 1:
         return Window(int(sent[0]), int(max(events.done.max(), sent[-1])))
     if len(sent) <= slots:

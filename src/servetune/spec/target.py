@@ -10,6 +10,9 @@ from servetune.spec.units import SpecError
 
 MASK = "***"
 
+_TELLING = 8
+"""Characters of a key that are not shown: fewer tell nothing, and may be ordinary words."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -69,8 +72,13 @@ class Target:
         return f"Target({self.url}{', key=' + MASK if self.key else ''})"
 
     def masked(self, text: str) -> str:
-        """`text` without the key."""
-        return text.replace(self.key, MASK) if self.key else text
+        """`text` without the key, and without the beginning of it at which a message was cut off."""
+        key = self.key
+        if not key or key[:_TELLING] not in text:
+            return text
+        for length in range(len(key), min(_TELLING, len(key)) - 1, -1):
+            text = text.replace(key[:length], MASK)
+        return text
 
 
 def _split(url: str, what: str, schemes: tuple[str, ...]) -> tuple[str, str, int, str]:

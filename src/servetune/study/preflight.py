@@ -71,7 +71,8 @@ def preflight(target: Target, model: str | None, prompt: Prompt, ask: dict[str, 
     except (UnreachableError, OSError) as error:
         raise EndpointError(target.masked(str(error))) from None
     if listed.status in (401, 403):
-        raise EndpointError(f"{target.url} refused the key ({listed.status}): {error_words(listed.body)}")
+        words = f"{target.url} refused the key ({listed.status}): {error_words(listed.body)}"
+        raise EndpointError(target.masked(words))
     models = _json(listed)
     engine = identify(models, listed.headers)
     model = model or _first_model(models, target)
