@@ -42,6 +42,7 @@ _DISTRIBUTIONS = {
     "client_lag": "client lag",
 }
 _LABEL_WIDTH = 30
+_CELL_WIDTH = 6
 _MOST_ROWS = 50
 
 
@@ -70,12 +71,12 @@ def _prompts(window: Measurement, labels: Sequence[str]) -> Table:
     """One line a request; columns that no request has are left out."""
     columns: dict[str, Callable[[Row], str]] = {
         "tokens": lambda r: number(r.output_tokens),
-        "decode tok/s": lambda r: number(r.decode_tok_s),
-        "e2e tok/s": lambda r: number(r.end_to_end_tok_s),
-        "TTFT ms": lambda r: number(r.ttft_ms),
-        "TPOT ms": lambda r: number(r.tpot_ms),
-        "accept len": lambda r: number(r.acceptance_length),
-        "step ms": lambda r: number(r.step_ms),
+        "decode\ntok/s": lambda r: number(r.decode_tok_s),
+        "e2e\ntok/s": lambda r: number(r.end_to_end_tok_s),
+        "TTFT\nms": lambda r: number(r.ttft_ms),
+        "TPOT\nms": lambda r: number(r.tpot_ms),
+        "accept\nlen": lambda r: number(r.acceptance_length),
+        "step\nms": lambda r: number(r.step_ms),
         "cached": lambda r: number(r.cached_tokens),
     }
     rows = window.rows[:_MOST_ROWS]
@@ -84,7 +85,7 @@ def _prompts(window: Measurement, labels: Sequence[str]) -> Table:
     table.add_column("#", justify="right")
     table.add_column("prompt", max_width=_LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+        table.add_column(name, justify="right", no_wrap=True, min_width=_CELL_WIDTH)
     for row in rows:
         table.add_row(str(row.request + 1), _label(row, labels), *(cell(row) for cell in shown.values()))
     if len(window.rows) > len(rows):
