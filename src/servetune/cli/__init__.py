@@ -29,6 +29,7 @@ def run(arguments: list[str]) -> int:
         name="servetune",
         version=__version__,
         help="Find the fastest valid way to serve a model on your hardware, for your traffic, and prove it.",
+        suppress_keyboard_interrupt=False,
     )
     app.command(bench)
     app.command(report)
