@@ -272,8 +272,10 @@ class Cases:
         return run.events, case_of
 
 
-def drive(script: Script, folder: Path, requests: int = 5) -> tuple[StageReport, Callable[[], Events], Log]:
-    """Send `requests` chat requests one after the other from this very process.
+def drive(
+    script: Script, folder: Path, requests: int = 5, tick: Callable[[Progress], None] = lambda _: None
+) -> tuple[StageReport, Callable[[], Events], Log]:
+    """Send `requests` chat requests one after the other from this very process; `tick` gets the progress.
 
     Gives the driver's report, a function that reads the stored answers into events, and the server's log.
     """
@@ -287,7 +289,7 @@ def drive(script: Script, folder: Path, requests: int = 5) -> tuple[StageReport,
 
         async def run() -> StageReport:
             spool = Spool(path)
-            driver = Driver(Wire(target), spool.add, itertools.count().__next__)
+            driver = Driver(Wire(target), spool.add, itertools.count().__next__, tick=tick)
             await driver.open_pool(1)
             try:
                 return await driver.run(stage, now() + 20 * MS)

@@ -259,6 +259,19 @@ def test_p25_a_cut_stream_is_a_failed_request(name: str) -> None:
     assert got.window.distributions["e2e"].failed == 2
 
 
+WHOLE = {"done": {"finish_in": "none"}, "finish reason": {"done": False}}
+P25_WHOLE = {name: CASES.add(uniform(20, 50, 1, **how), times=3) for name, how in WHOLE.items()}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_p25_either_sign_of_the_end_makes_a_stream_whole(name: str) -> None:
+    got = CASES.part(P25_WHOLE[name])
+    assert got.all_equal("status") == Status.OK
+    assert got.all_equal("finish_reason") == ("" if name == "done" else "stop")
+    assert got.all_equal("output_tokens") == 20
+    assert got.soonest("e2e_ms") == near(69)
+
+
 def test_p25_failed_requests_are_in_no_speed() -> None:
     both = CASES.part(P16_USAGE, *P25.values())
     alone = CASES.part(P16_USAGE)
@@ -294,6 +307,19 @@ def test_p28_the_bonus_token_is_in_the_acceptance_length(engine: str) -> None:
     assert delta.acceptance_length == pytest.approx(3.40)
     assert delta.acceptance_by_position == pytest.approx([0.95])
     assert before.since(after) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sglang:spec_verify_calls_total 100\n",
+        "trtllm_spec_decode_num_accepted_tokens_total 240\n",
+        "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_accepted_tokens_total 0\n",
+    ],
+)
+def test_p28_without_steps_or_without_accepted_tokens_there_is_none(text: str) -> None:
+    assert read_counters(text).acceptance_length is None
 
 
 def test_p28_acceptance_of_a_real_window_comes_from_its_counters() -> None:
