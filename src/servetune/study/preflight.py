@@ -136,7 +136,7 @@ def _need_token(target: Target, path: str, answer: Answer) -> None:
         else:
             data, _ = events_of([answer.body], [0], complete=True)
         chunks = [decode(text) for text in data if text.strip() and text != b"[DONE]"]
-    except (StreamError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (StreamError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EndpointError(target.masked(f"{where}: not an OpenAI answer: {error}")) from None
     for chunk in chunks:
         if chunk.failure is not None:
@@ -148,7 +148,7 @@ def _need_token(target: Target, path: str, answer: Answer) -> None:
 def _json(answer: Answer) -> Any:
     try:
         return msgspec.json.decode(answer.body) if answer.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

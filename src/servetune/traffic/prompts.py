@@ -10,6 +10,7 @@ import msgspec
 from servetune.spec import SpecError
 
 _SHOWN = 5
+_TOO_MANY = 2**31
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     for number, line in lines:
         try:
             prompts.append(_row(line))
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             bad.append(f"line {number}: {error}")
     if bad:
         more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
@@ -84,8 +85,8 @@ def _some(prompts: list[Prompt], path: Path) -> list[Prompt]:
 def _row(line: str) -> Prompt:
     row = msgspec.json.decode(line, type=dict[str, Any])
     limit = row.get("max_tokens", row.get("max_completion_tokens"))
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ValueError(f"max_tokens must be a whole number of at least 1, not {limit!r}")
+    if limit is not None and (type(limit) is not int or not 1 <= limit < _TOO_MANY):
+        raise ValueError(f"max_tokens must be a whole number from 1 to {_TOO_MANY - 1}, not {limit!r}")
     bucket = str(row.get("bucket", ""))
     if ("messages" in row) == ("prompt" in row):
         raise ValueError("a row needs either 'messages' or 'prompt'")
@@ -99,7 +100,7 @@ def _row(line: str) -> Prompt:
     prompt = row["prompt"]
     if isinstance(prompt, str) and prompt:
         return Prompt(text=prompt, max_tokens=limit, bucket=bucket)
-    if isinstance(prompt, list) and prompt and all(type(i) is int and i >= 0 for i in prompt):
+    if isinstance(prompt, list) and prompt and all(type(i) is int and 0 <= i < _TOO_MANY for i in prompt):
         return Prompt(ids=tuple(prompt), max_tokens=limit, bucket=bucket)
     raise ValueError("'prompt' must be a text or a list of token ids, and not empty")
 
