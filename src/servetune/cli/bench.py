@@ -164,7 +164,7 @@ def bench(
 
 def _loads(texts: list[str]) -> list[Load]:
     loads = [Load.parse(text) for text in texts]
-    if len(set(loads)) < len(loads):
+    if len({str(load) for load in loads}) < len(loads):  # its name is also that of its files
         raise SpecError("each load point can be given once")
     return loads
 

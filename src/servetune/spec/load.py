@@ -58,7 +58,10 @@ class Load:
         """Load point of a text such as `serial` or `rate=5,arrivals=constant`. Raises SpecError."""
         if text.strip() == "serial":
             return cls(slots=1)
-        pairs = dict(_pair(part, text) for part in text.split(","))
+        parts = [_pair(part, text) for part in text.split(",")]
+        pairs = dict(parts)
+        if len(pairs) < len(parts):
+            raise SpecError(f"load '{text}': each word can be given once")
         if "concurrency" in pairs:
             slots = _number(pairs.pop("concurrency"), "concurrency", text)
             _nothing_left(pairs, text)
