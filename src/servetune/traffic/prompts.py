@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -110,22 +111,39 @@ def warm_up_prompts(prompts: list[Prompt], n: int) -> list[Prompt]:
 
     Words (or ids) in reverse order, so the lengths stay and a prefix cache learns nothing (P-48).
     """
-    return [_reversed(prompts[i % len(prompts)], i // len(prompts)) for i in range(n)]
+    firsts = {prompt.ids[0] for prompt in prompts if prompt.ids}
+    return [_reversed(prompts[i % len(prompts)], i // len(prompts), firsts) for i in range(n)]
 
 
-def _reversed(prompt: Prompt, turn: int) -> Prompt:
+def _reversed(prompt: Prompt, turn: int, firsts: set[int]) -> Prompt:
     change: dict[str, Any] = {}
     if prompt.ids is not None:
-        ids = prompt.ids[::-1]
-        change["ids"] = ids[turn % len(ids) :] + ids[: turn % len(ids)]
+        change["ids"] = _reversed_ids(prompt.ids, turn, firsts)
     elif prompt.text is not None:
         change["text"] = _reversed_words(prompt.text, turn)
     elif prompt.messages is not None:
-        change["messages"] = tuple(
-            {**m, "content": _reversed_words(m["content"], turn)} if isinstance(m.get("content"), str) else m
-            for m in prompt.messages
-        )
+        change["messages"] = tuple(_reversed_message(m, turn) for m in prompt.messages)
     return msgspec.structs.replace(prompt, **change)
+
+
+def _reversed_message(message: dict[str, Any], turn: int) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": _reversed_words(content, turn)}
+    if isinstance(content, list):  # the first part decides whether a prefix is shared
+        return {**message, "content": [{"type": "text", "text": _reversed_words("", turn)}, *content]}
+    return message
+
+
+def _reversed_ids(ids: tuple[int, ...], turn: int, firsts: set[int]) -> tuple[int, ...]:
+    """The ids turned round so that they begin with none of `firsts`; if all do, with another id."""
+    for shift in range(turn, turn + len(ids)):
+        start = shift % len(ids)
+        if ids[::-1][start] not in firsts:
+            return ids[::-1][start:] + ids[::-1][:start]
+    below = (i for i in range(ids[0] - 1, -1, -1) if i not in firsts)
+    above = (i for i in range(ids[0] + 1, _TOO_MANY) if i not in firsts)
+    return (next(chain(below, above)), *ids[1:])
 
 
 def _reversed_words(text: str, turn: int) -> str:
