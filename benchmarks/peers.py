@@ -2,13 +2,12 @@
 
     python benchmarks/peers.py --streams 64 --tokens 100 --gap-ms 20 [--peers NAME,...] [--rounds 2]
 
-Each tool runs twice as a user runs it, with its own defaults, against the same server: one round of
-`streams` requests at once, then some rounds more. The figure is the slope, the CPU that the longer run took
-more over the events that it had more, so that imports, start-up and what is done once drop out. What a tool
-does a second of its run (polling, heartbeats) and a request (its report) stays in: it is part of the load.
-Start-up differs by a second or two from run to run, hence many events. The CPU is that of all descendants,
-those that outlive their parent included. There is no figure unless the tool's own report has every request
-completed and every token counted. `scripts/peer_env.sh` makes the environments. Linux only.
+Each tool runs twice with its defaults (exceptions are explained below) against the same server: one round of
+`streams` requests at once, then some rounds more. The figure is the slope, CPU over events of what the second
+run had more, so that imports, start-up and what is done once drop out; what a tool does a second (polling) or
+a request (its report) stays in. Start-up differs by a second or two, hence many events. The CPU is that of
+all descendants. There is no figure unless the tool's report has every request completed and every token.
+`scripts/peer_env.sh` makes the environments. Linux only.
 """
 
 from __future__ import annotations
@@ -109,7 +108,9 @@ def _aiperf(run: Run) -> list[str]:
     return [
         *("profile", "--model", MODEL, "--url", run.url, "--endpoint-type", "chat", "--streaming"),
         *("--tokenizer", str(TOKENIZER), "--use-server-token-count"),
-        *("--concurrency", str(run.streams), "--request-count", str(run.requests)),
+        # With --concurrency alone it spins on a core until a stream ends; with a rate it waits between tries.
+        *("--concurrency", str(run.streams), "--request-rate", str(2 * run.streams)),
+        *("--arrival-pattern", "constant", "--request-count", str(run.requests)),
         *("--input-file", str(run.folder / "prompts.jsonl"), "--custom-dataset-type", "single_turn"),
         *("--no-server-metrics", "--no-gpu-telemetry", "--ui", "none"),
         *("--export-level", "summary", "--artifact-dir", str(run.folder / "aiperf")),
@@ -155,9 +156,10 @@ PEERS: dict[str, Peer] = {
 
 def available() -> list[str]:
     """The tools that can run here."""
-    if sys.platform != "linux" or not (TOKENIZER / "tokenizer.json").exists():
-        return []
-    return [name for name in PEERS if (PEERS[name].program.parents[1] / ".servetune-complete").exists()]
+    ok = sys.platform == "linux" and TOKENIZER.exists()
+    return [
+        name for name in PEERS if ok and (PEERS[name].program.parents[1] / ".servetune-complete").exists()
+    ]
 
 
 def us_per_event(
