@@ -183,7 +183,6 @@ def test_p17_a_buffered_reply_has_no_decode_time(case: int, tokens: int) -> None
     assert got.gate("not buffered") in got.window.void
 
 
-@pytest.mark.xfail(strict=True, reason="only a single read is held for buffered: 1.7 M tok/s is valid")
 def test_p17_a_buffered_reply_that_took_two_reads_is_void() -> None:
     builder = EventsBuilder()
     first, last = 300 * MS, 300 * MS + 150_000  # 512 tokens in one write, which the kernel cut in two

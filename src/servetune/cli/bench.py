@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from servetune.spec import Load, SpecError, Target, duration
+
+
+def _whole(_: Any, tokens: Sequence[Token]) -> int:
+    """A whole number as it stands: 2.5 is refused, not cut to 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"'{tokens[0].value}' is not a whole number") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
 
 
 @Parameter(name="*")
@@ -38,13 +50,13 @@ class Connecting:
 class Asking:
     """What each request asks for."""
 
-    output_tokens: int | None = None
+    output_tokens: Whole | None = None
     """Exactly so many output tokens; end tokens are ignored where the engine can."""
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     """At most so many; answers end where the model ends them."""
     temperature: float | None = None
     """Sampling temperature; the server's default if not given."""
-    seed: int | None = None
+    seed: Whole | None = None
     """Sampling seed."""
     api: Literal["chat", "completions"] | None = None
     """API to use; by default chat for rows with `messages`, completions for rows with `prompt`."""
@@ -58,11 +70,11 @@ def bench(
     traffic: Path,
     model: str | None = None,
     load: Annotated[list[str] | None, Parameter(negative="")] = None,
-    requests: int | None = None,
+    requests: Whole | None = None,
     seconds: float | None = None,
-    warm_up: int | None = None,
-    workers: int | None = None,
-    arrival_seed: int = 0,
+    warm_up: Whole | None = None,
+    workers: Whole | None = None,
+    arrival_seed: Whole = 0,
     tokenizer: str | None = None,
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,

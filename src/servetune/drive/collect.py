@@ -133,7 +133,8 @@ class Reply:
                 if self._keep_text or not text:
                     kind, text = chunk.content()
                 if chunk.usage is not None or chunk.timings is not None or chunk.metrics is not None:
-                    total = _known(chunk.generated, MISSING)
+                    if chunk.choices:  # a usage frame brings no token, whatever its total
+                        total = _known(chunk.generated, MISSING)
                     self._count(chunk)
             kinds.append(kind)
             ids.append(tokens)

@@ -15,6 +15,7 @@ class Dialect:
     running_usage   `stream_options.continuous_usage_stats`: totals in each chunk
     count_fields    boolean fields that make the server tell tokens per chunk
     metrics_path    where its Prometheus counters are, or None
+    chunk_is_step   each decode step of a request is streamed as one chunk
     """
 
     engine: str
@@ -24,10 +25,16 @@ class Dialect:
     min_tokens: bool = False
     count_fields: tuple[str, ...] = ()
     metrics_path: str | None = "/metrics"
+    chunk_is_step: bool = False
 
 
 _VLLM = Dialect(
-    "vllm", running_usage=True, ignore_eos=True, min_tokens=True, count_fields=("return_token_ids",)
+    "vllm",
+    running_usage=True,
+    ignore_eos=True,
+    min_tokens=True,
+    count_fields=("return_token_ids",),
+    chunk_is_step=True,
 )
 _SGLANG = Dialect("sglang", running_usage=True, ignore_eos=True, min_tokens=True)
 _TRTLLM = Dialect(
@@ -36,7 +43,7 @@ _TRTLLM = Dialect(
 _LLAMACPP = Dialect("llamacpp", ignore_eos=True, count_fields=("timings_per_token",))
 _STANDARD = Dialect("endpoint")
 _BARE = replace(_STANDARD, include_usage=False)
-_ALL = replace(_VLLM, engine="endpoint")
+_ALL = replace(_VLLM, engine="endpoint", chunk_is_step=False)
 
 _KNOWN = {d.engine: d for d in (_VLLM, _SGLANG, _TRTLLM, _LLAMACPP)}
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}

@@ -46,9 +46,7 @@ def groups_of(events: Events) -> Groups:
 
     Role, keep-alive, usage and finish frames carry no token and belong to no group.
     """
-    carries = (events.chunk_tokens > 0) | (
-        (events.chunk_tokens == UNKNOWN_TOKENS) & (events.chunk_kind != Kind.EMPTY)
-    )
+    carries = _carries(events)
     owner = events.chunk_owner()[carries]
     time = events.chunk_time[carries]
     tokens = events.chunk_tokens[carries].astype(np.int64)
@@ -77,6 +75,7 @@ class Derived:
     lag           client lag: t_sent - t_scheduled without the time to open a connection
     worst_stall   largest chunk gap
     n_groups      arrival groups
+    steps         decode steps after the first token; NaN where they can't be known
     """
 
     events: Events
@@ -92,10 +91,14 @@ class Derived:
     lag: Floats
     worst_stall: Floats
     n_groups: Ints
+    steps: Floats
 
 
-def derive(events: Events, *, open_loop: bool) -> Derived:
-    """Derive all per-request values. `open_loop` decides where latency starts."""
+def derive(events: Events, *, open_loop: bool, chunk_is_step: bool = False) -> Derived:
+    """Derive all per-request values.
+
+    `open_loop` decides where latency starts; `chunk_is_step`: the server streams one chunk a step.
+    """
     n = len(events)
     groups = groups_of(events)
     start = events.scheduled if open_loop else events.sent
@@ -138,7 +141,30 @@ def derive(events: Events, *, open_loop: bool) -> Derived:
         lag=_since(events.sent, events.scheduled) - events.connect / MS,
         worst_stall=worst,
         n_groups=n_groups,
+        steps=_steps(events, chunk_is_step=chunk_is_step),
     )
+
+
+def _steps(events: Events, *, chunk_is_step: bool) -> Floats:
+    """Decode steps of each request.
+
+    A step gives one token beside its accepted drafts, so there are n_out - 1 - accepted of them (the
+    first token is prefill's), or more: an engine may count drafts accepted beyond the last token asked
+    for. Where each chunk is a step, chunks count them, or fewer: several may be merged in one.
+    """
+    by_counts = np.where(events.accepted >= 0, events.completion_tokens - 1.0 - events.accepted, np.nan)
+    if not chunk_is_step:
+        return by_counts
+    carrying = events.chunk_owner()[_carries(events)]
+    by_chunks = np.bincount(carrying, minlength=len(events)) - 1.0
+    return np.fmax(by_counts, np.where(by_chunks >= 0, by_chunks, np.nan))
+
+
+def _carries(events: Events) -> npt.NDArray[np.bool_]:
+    """Which chunks carry tokens, known or not."""
+    unknown = (events.chunk_tokens == UNKNOWN_TOKENS) & (events.chunk_kind != Kind.EMPTY)
+    carries: npt.NDArray[np.bool_] = (events.chunk_tokens > 0) | unknown
+    return carries
 
 
 def _since(moment: Ints, start: Ints) -> Floats:

@@ -32,7 +32,7 @@ def figures(derived: Derived, window: Window, *, slots: int | None) -> dict[str,
     found["prefix_hit_share"] = prefix_hit_share(derived, block)
     if (derived.events.drafts >= 0).any():
         found["acceptance_length"] = acceptance_length(derived, block)
-    if (derived.events.accepted >= 0).any():
+    if (derived.steps >= 0).any():
         found["tokens_per_step"] = tokens_per_step(derived, block)
         if slots == 1:
             found["step_time"] = step_time(derived)
@@ -147,30 +147,20 @@ def acceptance_length(derived: Derived, block: int) -> Estimate:
 
 
 def tokens_per_step(derived: Derived, block: int) -> Estimate:
-    """Decode tokens ÷ decode steps, steps without a draft included: each step gives one token beside
-    its accepted drafts, so steps = tokens - accepted. The first token is prefill's."""
-    tokens, steps, told = _steps(derived)
-    if not told.any() or not steps[told].sum() > 0:
+    """Decode tokens ÷ decode steps, steps without a draft included. The first token is prefill's."""
+    told = derived.events.ok & (derived.steps > 0)
+    if not told.any():
         return missing("tokens/step", "no decode step")
-    return ratio(tokens[told], steps[told], "tokens/step", block=block)
+    tokens = (derived.events.completion_tokens[told] - 1).astype(float)
+    return ratio(tokens, derived.steps[told], "tokens/step", block=block)
 
 
 def step_time(derived: Derived) -> Estimate:
     """Decode time ÷ decode steps = tokens per step × TPOT; serial only, where one request is a step."""
-    _, steps, told = _steps(derived)
-    usable = told & (derived.decode > 0)
-    if not usable.any():
+    told = derived.events.ok & (derived.steps > 0) & (derived.decode > 0)
+    if not told.any():
         return missing("ms", "no decode step")
-    # t_last - t_first spans the steps after the one that brought the first group
-    return ratio(derived.decode[usable], steps[usable], "ms")
-
-
-def _steps(derived: Derived) -> tuple[Floats, Floats, np.ndarray]:
-    """Decode tokens and steps of each request, and where both are known."""
-    events = derived.events
-    told = events.ok & (events.accepted >= 0)
-    tokens = np.maximum(events.completion_tokens - 1, 0).astype(float)
-    return tokens, tokens - np.maximum(events.accepted, 0), told
+    return ratio(derived.decode[told], derived.steps[told], "ms")
 
 
 def distributions(derived: Derived, *, open_loop: bool) -> dict[str, Distribution]:

@@ -20,7 +20,7 @@ def measure(events: Events, load: Load, client: Client, server: Server) -> Measu
     """Measure the requests of phase `measured`."""
     interrupted = sum(error.startswith(Failure.INTERRUPTED) for error in events.error)
     events = events.take(np.array([phase == Phase.MEASURED for phase in events.phase], dtype=bool))
-    derived = derive(events, open_loop=load.is_open)
+    derived = derive(events, open_loop=load.is_open, chunk_is_step=server.chunk_is_step)
     window = window_of(events, slots=load.slots)
     return Measurement(
         load=str(load),
@@ -54,7 +54,7 @@ def _row(derived: Derived, i: int) -> Row:
     ok = events.status[i] == Status.OK
     tokens = int(events.completion_tokens[i])
     drafts, accepted = int(events.drafts[i]), int(events.accepted[i])
-    steps = tokens - 1 - accepted
+    steps = float(derived.steps[i])
     return Row(
         request=int(events.request[i]),
         prompt=int(events.prompt[i]),
@@ -75,7 +75,7 @@ def _row(derived: Derived, i: int) -> Row:
         worst_stall_ms=_number(derived.worst_stall[i]),
         client_lag_ms=_number(derived.lag[i]),
         acceptance_length=1 + accepted / drafts if ok and drafts > 0 and accepted >= 0 else None,
-        step_ms=float(derived.decode[i]) / steps if ok and accepted >= 0 and steps > 0 else None,
+        step_ms=float(derived.decode[i]) / steps if ok and steps > 0 and derived.decode[i] > 0 else None,
     )
 
 

@@ -56,6 +56,7 @@ class Server(msgspec.Struct, frozen=True):
     counters      neutral name -> count during the window, empty when it has none
     acceptance_by_position   share of verify steps that accepted each draft
     restarted     a counter fell during the window
+    chunk_is_step each decode step of a request is streamed as one chunk
     """
 
     engine: str = "endpoint"
@@ -65,6 +66,7 @@ class Server(msgspec.Struct, frozen=True):
     acceptance_length: float | None = None
     acceptance_by_position: list[float] = []
     restarted: bool = False
+    chunk_is_step: bool = False
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -110,7 +112,7 @@ class Measurement(msgspec.Struct, frozen=True):
     seconds        length of the window: ramp and drain lie outside
     figures        single figures by name; distributions: one value a request or token, by name
     token_sources  source of the token counts -> share of requests
-    void           why no figure may be used; empty = valid
+    gates          all checks; a void one means that no figure of the window may be used
     """
 
     load: str

@@ -217,4 +217,5 @@ def _server(found: Preflight, before: Counters | None, after: Counters | None) -
         acceptance_length=delta.acceptance_length if delta else None,
         acceptance_by_position=delta.acceptance_by_position if delta else [],
         restarted=bool(before and after and delta is None),
+        chunk_is_step=found.dialect.chunk_is_step,
     )
