@@ -114,6 +114,7 @@ class Driver:
         watch = Watch(loop)
         watch.start(at)
         self._pacing.start(at)
+        self._alarm.at(at, self._check_over)  # all may be taken or stopped before the first one leaves
         self._alarm.at(at + _SWEEP, self._sweep)
         gc.disable()  # a collection over the stored reads would stall the stamps
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 from collections import deque
 from collections.abc import Callable
@@ -71,7 +72,11 @@ class Session:
                 worker, workers, target, stages, prompts, counts, self._progress, self._folder, tokenizer
             )
             process: Any = spawn.Process(target=main, args=(job, there), daemon=True)
-            process.start()
+            allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:  # a worker starts deaf to Ctrl-C: before its first line it could only die of it
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
             there.close()
             self._workers.append((process, here))
             self._jobs.append(job)

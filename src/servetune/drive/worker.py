@@ -127,6 +127,7 @@ class _Worker:
         self._pipe = pipe
         self._inbox: asyncio.Queue[Begin | Stop | None] = asyncio.Queue()
         self._driver: Driver | None = None
+        self._stop_soon = ""
 
     async def run(self) -> None:
         job = self._job
@@ -147,6 +148,10 @@ class _Worker:
             self._driver.stop(message.why)
         elif message is None and self._driver is not None:
             self._driver.stop("interrupted")
+        elif isinstance(message, Begin):
+            self._stop_soon = ""
+        elif isinstance(message, Stop):  # came with the begin; one for the stage before is forgotten by it
+            self._stop_soon = message.why
         if not isinstance(message, Stop):
             self._inbox.put_nowait(message)
 
@@ -161,6 +166,8 @@ class _Worker:
         if not isinstance(begin, Begin):
             raise EOFError
         self._driver = driver
+        if self._stop_soon:
+            asyncio.get_running_loop().call_soon(driver.stop, self._stop_soon)
         try:
             report = await driver.run(stage, begin.at)
         finally:
