@@ -114,13 +114,10 @@ def test_any_answer_is_ok_or_has_a_named_failure(answer: bytes, places: list[int
     assert len(reply.counted.chunks) == len(reply.chunks.times)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(-1, 9), st.lists(st.binary(min_size=1, max_size=9), max_size=4), st.text(max_size=5)
-        )
-    )
-)
+READS = st.lists(st.binary(min_size=1, max_size=9), max_size=4)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 9), READS, st.text(max_size=5)), max_size=5))
 def test_spool_round_trip_and_a_truncated_file(rows: list[tuple[int, list[bytes], str]]) -> None:
     import tempfile
 

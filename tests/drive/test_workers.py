@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,10 +18,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import uvloop
 
 from pitfalls.running import PRELUDE, prompts_of, run_script, scripted
-from servetune.clock import MS
-from servetune.drive import Driven, Limits, Sent, Session, Stage, WorkerError, request_bytes
+from servetune.clock import MS, now
+from servetune.drive import (
+    Driven,
+    Limits,
+    Sent,
+    Session,
+    Stage,
+    StageReport,
+    Wire,
+    WorkerError,
+    request_bytes,
+)
+from servetune.drive.connection import Exchange
+from servetune.drive.driver import Driver
 from servetune.engines import Ask, Dialect, body
 from servetune.events import Events, Phase
 from servetune.sim import Script, ServerProcess, serve_process, uniform
@@ -267,3 +282,26 @@ def test_nothing_is_left_after_a_normal_end(tmp_path: Path, temporary: Path) -> 
     assert list(temporary.glob("servetune-*")) == []
     assert (tmp_path / "out" / "bench.json").exists()
     assert not (tmp_path / "out" / "bench.json.part").exists()
+
+
+@pytest.mark.parametrize(("requests", "slots", "workers"), [(1, 4, 2), (2, 7, 3), (1, 2, 1)])
+def test_a_worker_that_gets_no_request_ends_too(requests: int, slots: int, workers: int) -> None:
+    load = f"concurrency={slots}"
+    run = run_script(scripted(STREAM), load, requests=requests, prompts=3, workers=workers)
+    assert run.window.requests.ok == requests
+    assert run.log.requests == PRELUDE + requests
+
+
+def test_a_stage_that_is_stopped_before_its_first_request_ends() -> None:
+    target = Target.parse("http://127.0.0.1:9")
+    sent: list[Exchange] = []
+
+    async def main() -> StageReport:
+        driver = Driver(Wire(target), sent.append, itertools.count().__next__)
+        running = asyncio.create_task(driver.run(stage_of(target), now() + 50 * MS))
+        await asyncio.sleep(0)
+        driver.stop("interrupted")
+        return await asyncio.wait_for(running, 10)
+
+    assert uvloop.run(main()).stopped == "interrupted"
+    assert sent == []
