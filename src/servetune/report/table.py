@@ -22,7 +22,7 @@ _FIGURES = {
     "request_rate": "request rate",
     "in_flight": "in flight",
     "acceptance_length": "acceptance length",
-    "tokens_per_step": "tokens per decode step",
+    "tokens_per_step": "tokens per step",
     "step_time": "step time",
     "tokens_per_chunk": "tokens per arrival",
     "prefix_hit_share": "prefix hit share",
@@ -43,6 +43,7 @@ _DISTRIBUTIONS = {
 }
 _LABEL_WIDTH = 30
 _CELL_WIDTH = 6
+_IF_TOLD = ("acceptance_length", "tokens_per_step", "tokens_per_chunk", "prefix_hit_share", "step_time")
 _MOST_ROWS = 50
 
 
@@ -82,7 +83,7 @@ def _prompts(window: Measurement, labels: Sequence[str]) -> Table:
     rows = window.rows[:_MOST_ROWS]
     shown = {name: cell for name, cell in columns.items() if any(cell(row) != "–" for row in rows)}
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("#", justify="right")
+    table.add_column("#", justify="right", no_wrap=True, min_width=len(str(len(rows))))
     table.add_column("prompt", max_width=_LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True, min_width=_CELL_WIDTH)
@@ -115,7 +116,7 @@ def _summary(window: Measurement) -> Table:
     table.add_row("requests", words, span)
     for name, label in _FIGURES.items():
         estimate = window.figures.get(name)
-        if estimate is None or (estimate.value is None and name in ("prefix_hit_share", "tokens_per_chunk")):
+        if estimate is None or (estimate.value is None and name in _IF_TOLD):
             continue
         table.add_row(label, figure(estimate), estimate.note or estimate.method)
     if window.server.acceptance_length is not None:
@@ -159,7 +160,7 @@ def _needs(window: Measurement) -> str:
     """What it takes to show the percentiles that are not shown."""
     needs = window.distributions["e2e"].needs
     words = ", ".join(f"{name} {n}" for name, n in needs.items())
-    return f"requests needed for a percentile with a bound: {words}" if words else ""
+    return f"independent requests needed for a percentile: {words}" if words else ""
 
 
 def _remarks(window: Measurement) -> Iterator[Text]:
