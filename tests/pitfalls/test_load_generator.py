@@ -19,9 +19,9 @@ from servetune.drive.driver import Driver
 from servetune.drive.spool import Spool
 from servetune.engines import Ask, Dialect, body
 from servetune.events import Events, EventsBuilder, Phase
-from servetune.measure import Client, Measurement, Server, Slo, Verdict, attainment, derive, measure
+from servetune.measure import Client, Measurement, Server, Verdict, attainment, derive, measure
 from servetune.sim import Script, error_reply, serve_process, uniform
-from servetune.spec import Load, Target
+from servetune.spec import Load, Slo, Target
 
 OF_THE_CLIENT = {"client lag", "client stall", "client load", "in flight", "rate kept"}
 """Gates that a loaded test machine can fail; what they say is tested by itself."""

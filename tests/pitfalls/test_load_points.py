@@ -17,10 +17,10 @@ from running import PRELUDE, Silent, gate, run_script, scripted
 
 from raw_server import EVENTS, Asked, Step, serving_raw, whole
 from servetune.clock import SECOND
-from servetune.measure import Slo, Verdict, attainment, derive
+from servetune.measure import Verdict, attainment, derive
 from servetune.measure.window import window_of
 from servetune.sim import Record, Script, ServerProcess, error_reply, serve_process, uniform
-from servetune.spec import Load, Target
+from servetune.spec import Load, Slo, Target
 from servetune.study import BenchSpec, bench
 from servetune.traffic import Prompt, offsets
 

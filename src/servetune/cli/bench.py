@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
-from servetune.spec import Load, SpecError, Target, duration
+from servetune.spec import Load, Slo, SpecError, Target, duration
 
 
 def _whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -75,6 +75,7 @@ def bench(
     warm_up: Whole | None = None,
     workers: Whole | None = None,
     arrival_seed: Whole = 0,
+    slo: str | None = None,
     tokenizer: str | None = None,
     json: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
@@ -105,6 +106,8 @@ def bench(
         Client processes.
     arrival_seed
         Seed of the arrival times of an open loop.
+    slo
+        Limits of each request, such as `ttft=500ms,tpot=30ms`: adds SLO attainment and goodput.
     tokenizer
         `tokenizer.json`, folder or hub id, to count tokens where the server does not.
     json
@@ -157,6 +160,7 @@ def bench(
         limits=Limits(duration(connecting.timeout), duration(connecting.stall_timeout)),
         out=out,
         seed=arrival_seed,
+        slo=Slo.parse(slo) if slo is not None else Slo(),
     )
     try:
         with Live(quiet=quiet) as live:

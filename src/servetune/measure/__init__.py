@@ -5,7 +5,7 @@ from servetune.measure.estimates import Estimate
 from servetune.measure.measure import measure
 from servetune.measure.measurement import SCHEMA, Bench, Client, Gate, Measurement, Row, Server, Verdict
 from servetune.measure.quantiles import SHOWN, Distribution, Quantile, distribution, least_n, rank_bounds
-from servetune.measure.slo import Slo, attainment
+from servetune.measure.slo import attainment
 
 __all__ = [
     "SCHEMA",
@@ -20,7 +20,6 @@ __all__ = [
     "Quantile",
     "Row",
     "Server",
-    "Slo",
     "Verdict",
     "attainment",
     "derive",

@@ -9,12 +9,14 @@ import numpy as np
 from servetune.measure.derive import Derived, Floats, chunk_shares, token_gaps
 from servetune.measure.estimates import LEAST_BLOCKS, Estimate, mean, missing, proportion, ratio
 from servetune.measure.quantiles import Distribution, distribution
+from servetune.measure.slo import attainment
 from servetune.measure.window import Window, in_flight
+from servetune.spec import Slo
 
 _APPROXIMATE = "approximate: tokens of the first chunk not known, taken as 1"
 
 
-def figures(derived: Derived, window: Window, *, slots: int | None) -> dict[str, Estimate]:
+def figures(derived: Derived, window: Window, *, slots: int | None, slo: Slo) -> dict[str, Estimate]:
     """All single figures by name; those of speculation only where the server tells."""
     block = 1 if slots == 1 else _block(derived, window, slots)
     found = {"success_rate": success_rate(derived)}
@@ -28,6 +30,11 @@ def figures(derived: Derived, window: Window, *, slots: int | None) -> dict[str,
         found["total_throughput"] = total_throughput(derived, window)
         found["request_rate"] = request_rate(derived, window)
         found["in_flight"] = Estimate("requests", _finite(in_flight(derived.events, window)[0]))
+    if slo != Slo():
+        met = attainment(derived, slo)
+        found["slo_attainment"] = proportion(int(met.sum()), len(met))
+        done = derived.events.done[met]
+        found["goodput"] = _per_second(derived, window, done, np.ones(len(done)), "1/s")
     found["tokens_per_chunk"] = tokens_per_chunk(derived, block)
     found["prefix_hit_share"] = prefix_hit_share(derived, block)
     if (derived.events.drafts >= 0).any():

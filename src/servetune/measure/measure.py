@@ -13,10 +13,12 @@ from servetune.measure.figures import distributions, figures
 from servetune.measure.gates import gates, token_sources
 from servetune.measure.measurement import Client, Measurement, Requests, Row, Server
 from servetune.measure.window import window_of
-from servetune.spec import Load
+from servetune.spec import Load, Slo
+
+NO_SLO = Slo()
 
 
-def measure(events: Events, load: Load, client: Client, server: Server) -> Measurement:
+def measure(events: Events, load: Load, client: Client, server: Server, slo: Slo = NO_SLO) -> Measurement:
     """Measure the requests of phase `measured`."""
     interrupted = sum(error.startswith(Failure.INTERRUPTED) for error in events.error)
     events = events.take(np.array([phase == Phase.MEASURED for phase in events.phase], dtype=bool))
@@ -24,10 +26,11 @@ def measure(events: Events, load: Load, client: Client, server: Server) -> Measu
     window = window_of(events, slots=load.slots)
     return Measurement(
         load=str(load),
+        slo=str(slo),
         loop="open" if load.is_open else "closed",
         seconds=window.seconds,
         requests=_requests(events, interrupted),
-        figures=figures(derived, window, slots=load.slots),
+        figures=figures(derived, window, slots=load.slots, slo=slo),
         distributions=distributions(derived, open_loop=load.is_open),
         token_sources=token_sources(derived),
         gates=gates(derived, window, client, server, slots=load.slots),

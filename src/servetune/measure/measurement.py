@@ -108,6 +108,7 @@ class Requests(msgspec.Struct, frozen=True):
 class Measurement(msgspec.Struct, frozen=True):
     """One window on one launch.
 
+    slo            limits of each request, or ""
     load, loop     load point; "open" (latency from scheduled) or "closed" (latency from sent)
     seconds        length of the window: ramp and drain lie outside
     figures        single figures by name; distributions: one value a request or token, by name
@@ -116,6 +117,7 @@ class Measurement(msgspec.Struct, frozen=True):
     """
 
     load: str
+    slo: str
     loop: str
     seconds: float
     requests: Requests

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from servetune.measure.derive import Derived
-
-
-@dataclass(frozen=True)
-class Slo:
-    """Upper limits of one request in ms; None = not limited. All must be met."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    e2e: float | None = None
+from servetune.spec import Slo
 
 
 def attainment(derived: Derived, slo: Slo) -> npt.NDArray[np.bool_]:

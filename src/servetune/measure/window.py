@@ -37,7 +37,7 @@ def window_of(events: Events, *, slots: int | None) -> Window:
         end = int(events.scheduled.max())
         return Window(min(int(events.scheduled.min()) + longest, end), end)
     if slots == 1:
-        return Window(int(sent[0]), int(max(events.done.max(), sent[-1])))
+        return Window(int(sent[0]), int(max(events.done.max(), sent[-1])) + 1)  # the last end is inside
     if len(sent) <= slots:
         return Window(int(sent[0]), int(sent[0]))
     return Window(int(sent[slots - 1]), int(sent[-1]))

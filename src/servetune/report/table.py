@@ -21,6 +21,8 @@ _FIGURES = {
     "total_throughput": "total throughput",
     "request_rate": "request rate",
     "in_flight": "in flight",
+    "slo_attainment": "SLO met",
+    "goodput": "goodput",
     "acceptance_length": "acceptance length",
     "tokens_per_step": "tokens per step",
     "step_time": "step time",

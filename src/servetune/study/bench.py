@@ -15,7 +15,7 @@ from servetune.drive import Driven, Limits, Progress, Sent, Session, Stage, Work
 from servetune.engines import Ask, Counters, body
 from servetune.events import MISSING, Phase
 from servetune.measure import SCHEMA, Bench, Client, Measurement, Server, measure
-from servetune.spec import Load, Target
+from servetune.spec import Load, Slo, Target
 from servetune.study.preflight import Preflight, counters, open_files, preflight
 from servetune.study.results import prepare_folder, save_bench, save_events
 from servetune.traffic import Prompt, offsets, warm_up_prompts
@@ -51,6 +51,7 @@ class BenchSpec:
     workers      client processes, None: by the load point
     out          folder for bench.json and the events, or None
     seed         of the arrival schedule
+    slo          limits of each request
     """
 
     target: Target
@@ -67,6 +68,7 @@ class BenchSpec:
     limits: Limits = field(default_factory=Limits)
     out: Path | None = None
     seed: int = 0
+    slo: Slo = field(default_factory=Slo)
 
 
 def bench(spec: BenchSpec, listener: Listener) -> Bench:
@@ -98,7 +100,7 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
             if stage.phase is Phase.MEASURED or died:
                 after = counters(spec.target, found.dialect)
                 client = _client(driven, workers)
-                measurement = measure(driven.events, load, client, _server(found, before, after))
+                measurement = measure(driven.events, load, client, _server(found, before, after), spec.slo)
                 if spec.out is not None:
                     save_events(spec.out, load, driven.events)
                 windows.append(measurement)

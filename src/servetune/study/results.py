@@ -9,7 +9,7 @@ import msgspec
 
 from servetune.events import Events
 from servetune.measure import SCHEMA, Bench, measure
-from servetune.spec import Load, SpecError
+from servetune.spec import Load, Slo, SpecError
 
 
 def prepare_folder(folder: Path) -> None:
@@ -59,5 +59,6 @@ def remeasure(folder: Path) -> Bench:
             events = Events.read(events_file(folder, old.load))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{events_file(folder, old.load)}: {error}") from None
-        windows.append(measure(events, Load.parse(old.load), old.client, old.server))
+        slo = Slo.parse(old.slo) if old.slo else Slo()
+        windows.append(measure(events, Load.parse(old.load), old.client, old.server, slo))
     return msgspec.structs.replace(stored, windows=windows)
