@@ -55,11 +55,13 @@ class Session:
         workers: int = 1,
         tokenizer: str | None = None,
         folder: Path | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         """`prompts[i]` describes the payloads of `stages[i]`; raw answers go to `folder` (kept) or a
-        temporary one (removed)."""
+        temporary one (removed). When `interrupted()` turns true, the running stage ends early."""
         spawn = context()
         self._keep = folder is not None
+        self._interrupted = interrupted
         self._folder = folder or Path(tempfile.mkdtemp(prefix="servetune-"))
         self._progress = spawn.RawArray("q", PROGRESS_FIELDS * workers)
         counts = [spawn.Value("q", 0) for _ in stages]
@@ -69,7 +71,16 @@ class Session:
         for worker in range(workers):
             here, there = spawn.Pipe()
             job = Job(
-                worker, workers, target, stages, prompts, counts, self._progress, self._folder, tokenizer
+                worker,
+                workers,
+                target,
+                stages,
+                prompts,
+                counts,
+                self._progress,
+                self._folder,
+                tokenizer,
+                temporary=not self._keep,
             )
             process: Any = spawn.Process(target=main, args=(job, there), daemon=True)
             allowed = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -101,18 +112,14 @@ class Session:
     def run(self, number: int, show: Callable[[Progress], None] = lambda _: None) -> Driven:
         """Run stage `number` and wait for its events; call them in order.
 
-        `show` gets the progress about ten times a second. A KeyboardInterrupt stops the stage and
-        keeps what was measured; a second one is raised. Raises WorkerError.
+        `show` gets the progress about ten times a second. An interrupt stops the stage and keeps what
+        was measured. Raises WorkerError.
         """
         self._gather(Ready)
         at = now() + _LEAD
         for _, pipe in self._workers:
             pipe.send(Begin(at))
-        try:
-            self._gather(Finished, show)
-        except KeyboardInterrupt:
-            self.stop("interrupted")
-            self._gather(Finished, show)
+        self._gather(Finished, show)
         reports = [message.report for message in self._gather(Finished)]
         events = Events.joined([Events.read(job.events(number)) for job in self._jobs])
         return Driven(events, reports)
@@ -129,8 +136,12 @@ class Session:
         return Progress(*(sum(values[i::PROGRESS_FIELDS]) for i in range(PROGRESS_FIELDS)))
 
     def _gather(self, kind: type, show: Callable[[Progress], None] = lambda _: None) -> list[Any]:
-        """The next message of each worker, all of the kind. An interrupt loses none."""
+        """The next message of each worker, all of the kind."""
+        stopping = kind is not Finished
         while not all(self._inbox):
+            if not stopping and self._interrupted():
+                stopping = True
+                self.stop("interrupted")
             self._receive()
             show(self.progress())
         messages = [box.popleft() for box in self._inbox]

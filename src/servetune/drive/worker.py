@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
@@ -28,6 +29,7 @@ from servetune.drive.spool import Spool
 from servetune.drive.wire import Wire
 from servetune.spec import Target
 
+_POOL, _MOST_POOL = 16, 1024
 PROGRESS_FIELDS = len(fields(Progress))
 
 
@@ -38,6 +40,7 @@ class Job:
     stages     run one after the other; what each sends is described by `prompts[i]`
     counts     the next request number of each stage, shared by the workers
     progress   shared int64s, PROGRESS_FIELDS a worker
+    temporary  the folder goes when the parent is gone and can't remove it
     """
 
     worker: int
@@ -49,6 +52,7 @@ class Job:
     progress: Any
     folder: Path
     tokenizer: str | None
+    temporary: bool = False
 
     def spool(self, stage: int) -> Path:
         return self.folder / f"stage{stage}-worker{self.worker}.raw"
@@ -114,7 +118,8 @@ def main(job: Job, pipe: Pipe) -> None:
     try:
         uvloop.run(_Worker(job, pipe).run())
     except (EOFError, BrokenPipeError):
-        return
+        if job.temporary:
+            shutil.rmtree(job.folder, ignore_errors=True)
     except Exception as error:
         with contextlib.suppress(OSError):
             pipe.send(Broken(job.target.masked(f"{type(error).__name__}: {error}")))
@@ -160,7 +165,7 @@ class _Worker:
         job = self._job
         spool = Spool(job.spool(number))
         driver = Driver(wire, spool.add, self._take(number), job.worker, job.workers, self._show)
-        await driver.open_pool(min(stage.slots or 16, 1024))
+        await driver.open_pool(min(_POOL if stage.slots is None else stage.slots, _MOST_POOL))
         self._pipe.send(Ready(number))
         begin = await self._inbox.get()
         if not isinstance(begin, Begin):

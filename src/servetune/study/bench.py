@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from servetune import __version__
 from servetune.clock import MS
-from servetune.drive import Driven, Limits, Progress, Sent, Session, Stage, WorkerError, request_bytes
+from servetune.drive import Driven, Limits, Progress, Sent, Session, Stage, request_bytes
 from servetune.engines import Ask, Counters, body
 from servetune.events import MISSING, Phase
 from servetune.measure import SCHEMA, Bench, Client, Measurement, Server, measure
 from servetune.spec import Load, Slo, Target
+from servetune.study.interrupt import Interrupt
 from servetune.study.preflight import Preflight, counters, open_files, preflight
 from servetune.study.results import prepare_folder, save_bench, save_events
 from servetune.traffic import Prompt, offsets, warm_up_prompts
@@ -74,8 +75,8 @@ class BenchSpec:
 def bench(spec: BenchSpec, listener: Listener) -> Bench:
     """Measure all load points in order; stops early when interrupted or when the endpoint dies.
 
-    Raises SpecError, EndpointError, WorkerError; each finished window is on disk (`spec.out`) before
-    the next starts.
+    Each finished window is on disk (`spec.out`) before the next starts. Raises SpecError,
+    EndpointError, WorkerError, and KeyboardInterrupt when nothing was measured.
     """
     open_files(spec.loads)
     if spec.out is not None:
@@ -86,7 +87,17 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
     stages, sents = _stages(spec, found)
     windows: list[Measurement] = []
     workers = spec.workers or max(_workers(load) for load in spec.loads)
-    with Session(found.target, stages, sents, workers=workers, tokenizer=spec.tokenizer) as session:
+    with (
+        Interrupt() as interrupt,
+        Session(
+            found.target,
+            stages,
+            sents,
+            workers=workers,
+            tokenizer=spec.tokenizer,
+            interrupted=lambda: interrupt.asked,
+        ) as session,
+    ):
         for number, stage in enumerate(stages):
             load = spec.loads[number // 2]
             listener.stage(load, stage.phase, stage.planned, spec.seconds)
@@ -108,10 +119,10 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
                 if spec.out is not None:
                     save_bench(spec.out, result)
                 listener.measured(measurement)
-            if any(report.stopped for report in driven.reports):
+            if interrupt.asked or any(report.stopped for report in driven.reports):
                 break
     if not windows:
-        raise WorkerError("stopped during the warm-up: nothing was measured")
+        raise KeyboardInterrupt
     return result
 
 
