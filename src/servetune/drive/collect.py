@@ -116,7 +116,7 @@ class Reply:
         for chunk in chunks:
             if chunk is None:
                 kind, tokens, total, text = _EMPTY, MISSING, MISSING, ""
-            elif (chunk.error or chunk.object == "error") and chunk.failure is not None:
+            elif (chunk.error or chunk.message) and chunk.failure is not None:
                 self.error = self.error or f"{Failure.SERVER_ERROR}: {chunk.failure}"
                 break
             else:

@@ -59,7 +59,7 @@ def body(prompt: Prompt, ask: Ask, dialect: Dialect) -> tuple[str, bytes]:
     return path, msgspec.json.encode(fields | ask.extra)
 
 
-NO_ERROR = msgspec.Raw(b"null")
+NO_ERROR = msgspec.Raw(b"")
 
 Count = Annotated[int, msgspec.Meta(lt=2**31)]
 """Tokens or steps; what is larger is no count."""
@@ -149,17 +149,14 @@ class Chunk(msgspec.Struct, gc=False):
     timings: Timings | None = None
     metrics: RequestMetrics | None = None
     error: msgspec.Raw = NO_ERROR
-    object: str | None = None
     message: str | None = None
 
     @property
     def failure(self) -> str | None:
         """The server's words when this is an error, else None."""
-        if self.object == "error":
-            return self.message or "error without words"
-        if bytes(self.error) == b"null":
-            return None
-        return error_words(bytes(self.error))
+        if self.error and bytes(self.error) != b"null":
+            return error_words(bytes(self.error))
+        return self.message if not self.choices else None
 
     @property
     def generated(self) -> int | None:
