@@ -82,7 +82,7 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
     if spec.out is not None:
         prepare_folder(spec.out)
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = preflight(spec.target, spec.model, spec.prompts[0], spec.ask)
+    found = preflight(spec.target, spec.model, spec.prompts, spec.ask)
     listener.ready(found)
     stages, sents = _stages(spec, found)
     windows: list[Measurement] = []
@@ -198,7 +198,8 @@ def _workers(load: Load) -> int:
 
 
 def _payloads(prompts: list[Prompt], ask: Ask, found: Preflight) -> list[bytes]:
-    return [request_bytes(found.target, "POST", *body(prompt, ask, found.dialect)) for prompt in prompts]
+    wanted = ((prompt, found.dialects[ask.api or prompt.api]) for prompt in prompts)
+    return [request_bytes(found.target, "POST", *body(prompt, ask, dialect)) for prompt, dialect in wanted]
 
 
 def _sent(prompt: Prompt, ask: Ask) -> Sent:

@@ -36,14 +36,20 @@ class EndpointError(RuntimeError):
 class Preflight:
     """What is known of the endpoint before the first window.
 
-    target   as given, with `reuse` as found out
+    target    as given, with `reuse` as found out
+    dialects  the fields to send, by API ("chat", "completions")
     """
 
     target: Target
     model: str
-    dialect: Dialect
+    dialects: dict[str, Dialect]
     version: str
     has_counters: bool
+
+    @property
+    def dialect(self) -> Dialect:
+        """What holds for the server, whatever the API."""
+        return next(iter(self.dialects.values()))
 
 
 def open_files(loads: list[Load]) -> None:
@@ -60,11 +66,11 @@ def open_files(loads: list[Load]) -> None:
         )
 
 
-def preflight(target: Target, model: str | None, prompt: Prompt, ask: dict[str, Any]) -> Preflight:
-    """Ask the endpoint who it is and get a first token from it. Raises EndpointError.
+def preflight(target: Target, model: str | None, prompts: list[Prompt], ask: dict[str, Any]) -> Preflight:
+    """Ask the endpoint who it is and get a first token from it, by each API that the prompts use.
 
-    `ask` holds the fields of `engines.Ask` except the model. The probe sends other words than
-    `prompt`, so a prefix cache learns nothing of it.
+    `ask` holds the fields of `engines.Ask` except the model. The probes send other words than the
+    prompts, so a prefix cache learns nothing of them. Raises EndpointError.
     """
     try:
         listed = fetch(target, "GET", "/v1/models")
@@ -77,12 +83,14 @@ def preflight(target: Target, model: str | None, prompt: Prompt, ask: dict[str, 
     engine = identify(models, listed.headers)
     model = model or _first_model(models, target)
     probe = Ask(model=model, **{**ask, "output_tokens": 4})
-    dialect = _negotiate(target, prompt, probe, dialects(engine))
-    payload = request_bytes(target, "POST", *body(_other(prompt), probe, dialect))
+    firsts = {probe.api or prompt.api: prompt for prompt in reversed(prompts)}
+    found = {api: _negotiate(target, first, probe, dialects(engine)) for api, first in firsts.items()}
+    api, dialect = next(iter(found.items()))
+    payload = request_bytes(target, "POST", *body(_other(firsts[api]), probe, dialect))
     return Preflight(
         target=replace(target, reuse=keeps_alive(target, payload, _PROBE_SECONDS)),
         model=model,
-        dialect=dialect,
+        dialects=found,
         version=_version(target, engine),
         has_counters=counters(target, dialect) is not None,
     )
