@@ -1,6 +1,6 @@
 """Write docs/schema/bench.json, the JSON schema of what `servetune bench --json` writes.
 
-    python scripts/schema.py [--check]
+python scripts/schema.py [--check]
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from pitfalls.running import Silent
-
 from servetune.sim import Script, serve_process, uniform
 from servetune.spec import Load, Target
 from servetune.study import BenchSpec, bench
