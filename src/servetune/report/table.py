@@ -43,7 +43,7 @@ _DISTRIBUTIONS = {
     "output_tokens": "output tokens",
     "client_lag": "client lag",
 }
-_LABEL_WIDTH = 30
+_LINE_WIDTH, _LEAST_LABEL = 74, 10
 _CELL_WIDTH = 6
 _IF_TOLD = ("acceptance_length", "tokens_per_step", "tokens_per_chunk", "prefix_hit_share", "step_time")
 _MOST_ROWS = 50
@@ -86,7 +86,8 @@ def _prompts(window: Measurement, labels: Sequence[str]) -> Table:
     shown = {name: cell for name, cell in columns.items() if any(cell(row) != "–" for row in rows)}
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("#", justify="right", no_wrap=True, min_width=len(str(len(rows))))
-    table.add_column("prompt", max_width=_LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
+    label_width = max(_LEAST_LABEL, _LINE_WIDTH - (_CELL_WIDTH + 2) * len(shown))
+    table.add_column("prompt", max_width=label_width, no_wrap=True, overflow="ellipsis")
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True, min_width=_CELL_WIDTH)
     for row in rows:
