@@ -9,6 +9,7 @@ the socket have the same `chunk_time` and form one arrival group.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -252,8 +253,6 @@ class EventsBuilder:
     """Collects rows into columns; `add` takes the row's values by column name."""
 
     def __init__(self) -> None:
-        from array import array
-
         self._numbers: dict[str, array[int]] = {}
         self._strings: dict[str, list[str]] = {name: [] for name in _STRINGS}
         for column in fields(Events):
@@ -267,7 +266,7 @@ class EventsBuilder:
     def add(
         self,
         *,
-        times: list[int] | Ints,
+        times: list[int],
         tokens: list[int],
         kinds: list[int],
         **row: int | str,
@@ -279,9 +278,10 @@ class EventsBuilder:
             strings.append(str(row.pop(name, "")))
         if row:
             raise TypeError(f"no such event columns: {sorted(row)}")
-        self._time.extend(times)
-        self._tokens.extend(tokens)
-        self._kind.extend(kinds)
+        # an array of a list, then joined: several times faster than extending by the list
+        self._time += array("q", times)
+        self._tokens += array("i", tokens)
+        self._kind += array("b", kinds)
         self._start.append(len(self._time))
 
     def build(self, about: dict[str, str] | None = None) -> Events:

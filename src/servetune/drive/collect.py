@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 
 from servetune.drive.driver import SCRAPE
 from servetune.drive.spool import Record, read_spool
-from servetune.drive.stream import Answered, StreamError, events_of, lines_of
+from servetune.drive.stream import Answered, StreamError, events_of
 from servetune.drive.tokens import Chunks, count
 from servetune.engines import Chunk, Counters, decode, decode_lines, read_counters
 from servetune.engines.openai import error_words
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from servetune.spec import Target
 
 _SENTINEL = b"[DONE]"
-_LAST_LINE = b"\n" + _SENTINEL
 _EMPTY, _TEXT = int(Kind.EMPTY), int(Kind.TEXT)
 
 
@@ -84,31 +84,14 @@ class Reply:
                 self._add([_decoded(b"".join(pieces))], self._stamps[-1:])
                 self._sentinel = not self.error
             return
-        chunks, positions = self._chunks(pieces, answered)
-        self._add(chunks, [self._stamps[position] for position in positions])
-
-    def _chunks(self, pieces: list[bytes], answered: Answered) -> tuple[Sequence[Chunk | None], list[int]]:
-        """Chunks before [DONE] and the read that completed each; None for an event without data."""
-        if (found := lines_of(pieces, answered.owner)) is not None:
-            lines, positions = found
-            if lines.endswith(_LAST_LINE):
-                try:
-                    chunks = decode_lines(lines[: -len(_LAST_LINE)])
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    chunks = []
-                if len(chunks) == len(positions) - 1:
-                    self._end(positions[-1])
-                    return chunks, positions
         data, positions = events_of(pieces, answered.owner, complete=answered.complete or not self.error)
+        stamps = [self._stamps[position] for position in positions]
         if _SENTINEL in data:
-            self._end(positions[data.index(_SENTINEL)])
-            data = data[: data.index(_SENTINEL)]
-        return [_decoded(text) if text.strip() else None for text in data], positions
-
-    def _end(self, position: int) -> None:
-        """[DONE] came in this read."""
-        self._sentinel = True
-        self.done = self._stamps[position]
+            end = data.index(_SENTINEL)
+            self._sentinel = True
+            self.done = stamps[end]
+            data = data[:end]
+        self._add(_decoded_all(data), stamps)
 
     def _add(self, chunks: Sequence[Chunk | None], stamps: list[int]) -> None:
         """Take in events in order, up to an error; None is an event without data (a keep-alive)."""
@@ -177,6 +160,17 @@ def _decoded(text: bytes) -> Chunk:
         return decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StreamError(f"{error} in {text[:80]!r}") from None
+
+
+def _decoded_all(data: list[bytes]) -> Sequence[Chunk | None]:
+    """Chunk of each event, None for one without data. Raises StreamError for one that can't be read."""
+    lines = b"\n".join(data)
+    if lines.count(b"\n") == len(data) - 1:  # no data with line breaks: all at once
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            chunks = decode_lines(lines)
+            if len(chunks) == len(data):
+                return chunks
+    return [_decoded(text) if text.strip() else None for text in data]
 
 
 def _known(value: int | None, otherwise: int) -> int:

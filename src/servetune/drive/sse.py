@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
-Ints = npt.NDArray[np.int64]
-
-_LF = 0x0A
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -67,17 +61,13 @@ class EventStream:
             self._data.append(line[5:].removeprefix(b" "))
 
 
-def simple_events(body: bytes) -> tuple[bytes, Ints] | None:
+def simple_events(body: bytes) -> list[bytes] | None:
     """Data of all events of a body in the usual form (LF, one `data: ` line an event), else None.
 
-    Returns the data, one event a line, and the end of each event in the body (past its empty line).
-    A fast path for most servers: it finds at once what `EventStream` reads line by line, and must
-    agree with it.
+    Event i ends `len(data) + 8` bytes after the one before it. A fast path for most servers: it splits
+    at once what `EventStream` reads line by line, and must agree with it.
     """
     if not (body.startswith(b"data: ") and body.endswith(b"\n\n")) or b"\r" in body:
         return None
-    breaks = np.flatnonzero(np.frombuffer(body, dtype=np.uint8) == _LF)
-    n = len(breaks) // 2
-    if body.count(b"\n\ndata: ") != n - 1 or len(breaks) != 2 * n:
-        return None
-    return body[6:-2].replace(b"\n\ndata: ", b"\n"), breaks[1::2] + 1
+    data = body[6:-2].split(b"\n\ndata: ")
+    return data if body.count(b"\n") == 2 * len(data) else None

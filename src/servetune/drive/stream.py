@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import httptools
-import numpy as np
 
 from servetune.drive.sse import EventStream, simple_events
 
@@ -78,22 +79,15 @@ def events_of(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple
 
     complete   the body ended properly, so an event without its final empty line counts too
     """
-    found = lines_of(pieces, owner)
-    if found is None:
+    data = simple_events(b"".join(pieces))
+    if data is None:
         return _by_standard(pieces, owner, complete=complete)
-    lines, reads = found
-    return lines.split(b"\n"), reads
-
-
-def lines_of(pieces: list[bytes], owner: list[int]) -> tuple[bytes, list[int]] | None:
-    """The same as `events_of` at once, one event a line, for a body in the usual form; else None."""
-    found = simple_events(b"".join(pieces))
-    if found is None:
-        return None
-    lines, ends = found
-    # an event is complete with the last byte of its empty line
-    where = np.searchsorted(np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces))), ends)
-    return lines, np.asarray(owner)[where].tolist()
+    # an event is complete with the last byte of its empty line; mostly it came in a piece of its own
+    ends = list(accumulate([len(text) + 8 for text in data]))
+    piece_ends = list(accumulate(map(len, pieces)))
+    same = next((i for i, (a, b) in enumerate(zip(ends, piece_ends, strict=False)) if a != b), len(ends))
+    rest = [owner[bisect_left(piece_ends, end)] for end in ends[same:]]
+    return data, owner[:same] + rest
 
 
 def _by_standard(pieces: list[bytes], owner: list[int], *, complete: bool) -> tuple[list[bytes], list[int]]:

@@ -57,14 +57,14 @@ def count(chunks: Chunks, total: int, tokenizer: Tokenizer | None) -> Counted:
     if carrying and _told(kinds, chunks.generated):
         known = total if total >= 0 else max(chunks.generated)
         return Counted(known, TokenSource.USAGE, _differences(chunks.generated), TokenSource.USAGE)
-    split = _split(chunks.texts, tokenizer) if tokenizer is not None else None
-    n = sum(split) if split is not None else MISSING
-    one_each = [int(kind != Kind.EMPTY) for kind in kinds]
-    unknown = [UNKNOWN_TOKENS * one for one in one_each]
+    one_each = [1 if kind else 0 for kind in kinds]
     # the total may hold an end token that no chunk shows
+    if carrying and total - carrying in (0, 1):
+        return Counted(total, TokenSource.USAGE, one_each, TokenSource.CHUNKS)
+    split = None if tokenizer is None else _split(chunks.texts, tokenizer)
+    n = MISSING if split is None else sum(split)
+    unknown = [UNKNOWN_TOKENS * one for one in one_each]
     if total >= 0:
-        if carrying and total - carrying in (0, 1):
-            return Counted(total, TokenSource.USAGE, one_each, TokenSource.CHUNKS)
         if split is not None and total - n in (0, 1):
             return Counted(total, TokenSource.USAGE, split, TokenSource.TOKENIZER)
         return Counted(total, TokenSource.USAGE, unknown, TokenSource.NONE)
@@ -77,7 +77,7 @@ def count(chunks: Chunks, total: int, tokenizer: Tokenizer | None) -> Counted:
 
 def _told(kinds: list[int], values: list[int]) -> bool:
     """True when every chunk that carries something has a value."""
-    return min(values) >= 0 or all(value >= 0 for kind, value in zip(kinds, values, strict=True) if kind)
+    return MISSING not in values or all(value >= 0 for kind, value in zip(kinds, values, strict=True) if kind)
 
 
 def _differences(generated: list[int]) -> list[int]:
