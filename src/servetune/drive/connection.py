@@ -6,7 +6,7 @@ import asyncio
 import os
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httptools
 
@@ -71,8 +71,7 @@ class Connection(asyncio.Protocol):
         self._parser = _NO_PARSER  # the used one refers back to this object
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.transport = transport  # type: ignore[assignment]
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of asyncio's
         plain = transport.get_extra_info("ssl_object") is None
         self._fd = transport.get_extra_info("socket").fileno() if plain else -1
         self.usable = True
