@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import os
+import socket
 import ssl
 from collections import deque
 from functools import partial
@@ -123,6 +126,10 @@ class ScriptedServer:
 
     def _shut(self) -> None:
         if self._server is not None:
+            for listening in self._server.sockets:
+                # at once, as a dying process does: close() alone would accept until the loop's next turn
+                with socket.socket(fileno=os.dup(listening.fileno())) as same, contextlib.suppress(OSError):
+                    same.shutdown(socket.SHUT_RDWR)
             self._server.close()
         self._closing = True
         for connection in list(self._connections):
