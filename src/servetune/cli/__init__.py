@@ -38,6 +38,9 @@ def run(arguments: list[str]) -> int:
     except (CycloptsError, SpecError) as error:
         print(f"servetune: {error}", file=sys.stderr)
         return WRONG_USAGE
+    except OSError as error:
+        print(f"servetune: {error}", file=sys.stderr)
+        return NOT_VALID
     except KeyboardInterrupt:
         print("servetune: interrupted before anything was measured", file=sys.stderr)
         return INTERRUPTED

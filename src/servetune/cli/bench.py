@@ -23,6 +23,9 @@ def _whole(_: Any, tokens: Sequence[Token]) -> int:
         raise ValueError(f"'{tokens[0].value}' is not a whole number") from None
 
 
+_MOST_TOKENS = 2**31
+_MOST_WORKERS = 256
+
 Whole = Annotated[int, Parameter(converter=_whole)]
 
 
@@ -137,6 +140,11 @@ def bench(
         raise SpecError(f"--json {json}: no such folder, or not writable")
     if json is not None and Path(json).is_dir():
         raise SpecError(f"--json {json}: is a folder")
+    if workers is not None and workers > _MOST_WORKERS:
+        raise SpecError(f"--workers must be at most {_MOST_WORKERS}")
+    if arrival_seed < 0:
+        raise SpecError("--arrival-seed must not be negative")
+    _check_tokenizer(tokenizer)
     target = Target.parse(
         endpoint,
         key=connecting.api_key,
@@ -178,6 +186,20 @@ def bench(
     return 0 if result.valid else 1
 
 
+def _check_tokenizer(name: str | None) -> None:
+    """Raise SpecError now rather than after the first window."""
+    from servetune.drive.worker import load_tokenizer
+
+    if name is None:
+        return
+    if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.endswith(".json")):
+        raise SpecError(f"--tokenizer {name}: no such file or folder")
+    try:
+        load_tokenizer(name)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise SpecError(f"--tokenizer {name}: {error}") from None
+
+
 def _loads(texts: list[str]) -> list[Load]:
     loads = [Load.parse(text) for text in texts]
     if len({str(load) for load in loads}) < len(loads):  # its name is also that of its files
@@ -198,8 +220,12 @@ def _ask(asking: Asking) -> dict[str, Any]:
     if asking.output_tokens is not None and asking.max_output_tokens is not None:
         raise SpecError("give either --output-tokens (exactly) or --max-output-tokens (at most)")
     tokens = asking.output_tokens if asking.output_tokens is not None else asking.max_output_tokens
-    if tokens is not None and tokens < 1:
-        raise SpecError("output tokens must be at least 1")
+    if tokens is not None and not 1 <= tokens < _MOST_TOKENS:
+        raise SpecError(
+            "output tokens must be at least 1" if tokens < 1 else "so many output tokens are absurd"
+        )
+    if asking.temperature is not None and not 0 <= asking.temperature < math.inf:
+        raise SpecError("--temperature must be a number of at least 0")
     extra: dict[str, Any] = {}
     if asking.extra_body is not None:
         try:

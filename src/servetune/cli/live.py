@@ -12,7 +12,7 @@ from rich.status import Status
 from servetune.drive import Progress
 from servetune.events import Phase
 from servetune.measure import Measurement
-from servetune.report import figure
+from servetune.report import figure, plain
 from servetune.spec import Load
 from servetune.study import Preflight
 
@@ -41,7 +41,7 @@ class Live:
 
     def ready(self, found: Preflight) -> None:
         who = f"{found.dialect.engine} {found.version}".rstrip()
-        self._console.print(f"{who} serves {found.model}", style="dim", markup=False, highlight=False)
+        self._console.print(plain(f"{who} serves {found.model}"), style="dim", markup=False, highlight=False)
 
     def stage(self, load: Load, phase: Phase, planned: int | None, seconds: float | None) -> None:
         self._title = f"{load} {phase}" if phase is Phase.WARM_UP else str(load)

@@ -104,7 +104,7 @@ class Reply:
                 break
             else:
                 kind, tokens, total, text = _EMPTY, MISSING, MISSING, ""
-                for choice in chunk.choices:
+                for choice in chunk.choices or ():
                     if choice.token_ids is not None:
                         tokens = max(tokens, 0) + len(choice.token_ids)
                     if choice.finish_reason is not None:

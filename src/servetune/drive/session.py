@@ -102,7 +102,6 @@ class Session:
             pipe.close()
             process.join(0.1 if kind else _JOIN_SECONDS)
             if process.is_alive():
-                process.terminate()
                 process.join(1.0)
             if process.is_alive():
                 process.kill()

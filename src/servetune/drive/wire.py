@@ -87,7 +87,7 @@ def fetch(target: Target, method: str, path: str, body: bytes | None = None, tim
             return Answer(answer.status, got, content)
         finally:
             connection.close()
-    except (OSError, http.client.HTTPException, zlib.error) as error:
+    except (OSError, http.client.HTTPException, zlib.error, UnicodeError) as error:
         raise UnreachableError(f"{method} {target.url}{path}: {_words(error)}") from None
 
 

@@ -112,7 +112,8 @@ def load_tokenizer(name: str | None) -> Any:
 
 def main(job: Job, pipe: Pipe) -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the parent decides
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -5)  # where allowed: stamps before the engine's threads
     try:
@@ -123,7 +124,8 @@ def main(job: Job, pipe: Pipe) -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             pipe.send(Broken(job.target.masked(f"{type(error).__name__}: {error}")))
-        raise
+        if not isinstance(error, OSError):  # such as a full disk: no fault of the program
+            raise
 
 
 class _Worker:

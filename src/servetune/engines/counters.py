@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
+_MOST = 2.0**53  # beyond that a counter cannot count any more
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _POSITION = re.compile(r'(?:token_)?position="(\d+)"')
 
@@ -90,7 +90,7 @@ def read_counters(text: str) -> Counters:
             value = float(match[3])
         except ValueError:
             continue
-        if math.isnan(value):
+        if not 0 <= value < _MOST:
             continue
         if name in _NAMES:
             totals[_NAMES[name]] = totals.get(_NAMES[name], 0.0) + value

@@ -144,7 +144,7 @@ class RequestMetrics(msgspec.Struct, gc=False):
 class Chunk(msgspec.Struct, gc=False):
     """One streamed chunk, or a whole reply that was not streamed."""
 
-    choices: list[Choice] = []
+    choices: list[Choice] | None = []
     usage: Usage | None = None
     timings: Timings | None = None
     metrics: RequestMetrics | None = None
@@ -168,7 +168,7 @@ class Chunk(msgspec.Struct, gc=False):
     def content(self) -> tuple[Kind, str]:
         """What the chunk carried and its text; visible text wins over reasoning beside it."""
         kind, parts = Kind.EMPTY, []
-        for choice in self.choices:
+        for choice in self.choices or ():
             if choice.text:
                 kind = Kind.TEXT
                 parts.append(choice.text)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from servetune.measure import SHOWN, Bench, Distribution, Gate, Measurement, Row, Verdict
-from servetune.report.words import figure, interval, number
+from servetune.report.words import figure, interval, number, plain
 
 _FIGURES = {
     "success_rate": "success rate",
@@ -60,7 +60,7 @@ def bench_tables(bench: Bench, labels: Sequence[str] = ()) -> RenderableType:
 def _window(window: Measurement, labels: Sequence[str]) -> Iterator[RenderableType]:
     server = window.server
     who = " ".join(word for word in (server.engine, server.version) if word)
-    yield Text(f"{window.load}  ·  {server.model}  ·  {who}", style="bold")
+    yield Text(plain(f"{window.load}  ·  {server.model}  ·  {who}"), style="bold")
     if window.load == "serial":
         yield _prompts(window, labels)
     yield _summary(window)
@@ -99,9 +99,9 @@ def _prompts(window: Measurement, labels: Sequence[str]) -> Table:
 
 def _label(row: Row, labels: Sequence[str]) -> str:
     if row.error:
-        return f"[red]{escape(row.error)}[/red]"
+        return f"[red]{escape(plain(row.error))}[/red]"
     label = labels[row.prompt] if row.prompt < len(labels) else f"prompt {row.prompt + 1}"
-    return escape(f"{row.bucket}: {label}" if row.bucket else label)
+    return escape(plain(f"{row.bucket}: {label}" if row.bucket else label))
 
 
 def _summary(window: Measurement) -> Table:
@@ -177,7 +177,7 @@ def _remarks(window: Measurement) -> Iterator[Text]:
 
 def _sentence(gate: Gate) -> str:
     word = "VOID" if gate.verdict is Verdict.VOID else "note"
-    return f"{word}  {gate.name}: {gate.evidence} (limit: {gate.limit}; {gate.reason})"
+    return f"{word}  {gate.name}: {plain(gate.evidence)} (limit: {gate.limit}; {gate.reason})"
 
 
 def _verdict(window: Measurement) -> Text:

@@ -19,6 +19,11 @@ def number(value: float | None) -> str:
     return f"{value:.{min(digits, 4)}f}"
 
 
+def plain(text: str) -> str:
+    """`text` without control characters, which a model's name or an error could send to the terminal."""
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
 def interval(low: float | None, high: float | None) -> str:
     """`[low, high]`, empty when there is none."""
     if low is None and high is None:

@@ -112,13 +112,12 @@ def bench(spec: BenchSpec, listener: Listener) -> Bench:
                 after = counters(spec.target, found.dialect)
                 client = _client(driven, workers)
                 measurement = measure(driven.events, load, client, _server(found, before, after), spec.slo)
-                if spec.out is not None:
-                    save_events(spec.out, load, driven.events)
                 windows.append(measurement)
                 result = _result(spec, found, began, windows)
-                if spec.out is not None:
-                    save_bench(spec.out, result)
                 listener.measured(measurement)
+                if spec.out is not None:
+                    save_events(spec.out, load, driven.events)
+                    save_bench(spec.out, result)
             if interrupt.asked or any(report.stopped for report in driven.reports):
                 break
     if not windows:

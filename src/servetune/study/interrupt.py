@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish: what is measured is kept, wherever it comes."""
+"""Ctrl-C and SIGTERM as a wish: what is measured is kept, wherever it comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C only sets `asked`; a second one raises KeyboardInterrupt.
+    """While entered, the first Ctrl-C or SIGTERM only sets `asked`; a second one raises KeyboardInterrupt.
 
     An exception at any line could lose a window that had just ended. Outside the main thread, where
     signals do not arrive, it does nothing.
@@ -17,18 +17,19 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = False
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, *_: Any) -> None:
         if self.asked:

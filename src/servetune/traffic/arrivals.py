@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from servetune.clock import SECOND
-from servetune.spec import Arrivals, Load
+from servetune.spec import Arrivals, Load, SpecError
+
+_MOST = 10_000_000
 
 
 def offsets(load: Load, *, requests: int | None, seconds: float | None, seed: int) -> npt.NDArray[np.int64]:
@@ -14,12 +18,16 @@ def offsets(load: Load, *, requests: int | None, seconds: float | None, seed: in
 
     At most `requests` of them and all before `seconds`; at least one limit is needed. The gaps are
     used as drawn: rescaling them to hit requests ÷ rate exactly would remove the variance of the
-    counts (P-42). Same seed, same schedule; a longer schedule begins with the shorter one.
+    counts (P-42). Same seed, same schedule; a longer schedule begins with the shorter one. Raises
+    SpecError for more requests than a window can hold.
     """
     if load.rate is None:
         raise ValueError("a closed loop has no schedule")
     if requests is None and seconds is None:
         raise ValueError("a schedule needs a number of requests or of seconds")
+    expected = min(requests or math.inf, load.rate * (seconds or math.inf))
+    if expected > _MOST:
+        raise SpecError(f"load '{load}' makes {expected:.3g} requests; at most {_MOST:,} fit one window")
     rng = np.random.default_rng(seed)
     mean = 1.0 / load.rate
     block = 4096

@@ -57,7 +57,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     `bucket`; other fields are ignored. Raises SpecError naming every bad line; nothing is dropped.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"traffic {path}: {error}") from None
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
