@@ -126,6 +126,12 @@ def test_failures_give_exit_code_1(traffic: Path, capsys: Capture) -> None:
         (["--request", "5"], "--requests"),  # the nearest one is named
         (["--concurrency", "5"], "--concurrency"),
         (["--output-token", "5"], "--output-tokens"),
+        (["--max-output-tokens", "99999999999999999999"], "absurd"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--load", "rate=5", "--arrival-seed", "-1"], "--arrival-seed"),
+        (["--workers", "1000000"], "--workers must be at most"),
+        (["--tokenizer", "/no/such/tokenizer.json"], "no such file"),
+        (["--tokenizer", __file__], "--tokenizer"),
         (["stray"], "stray"),
     ],
 )
@@ -152,6 +158,27 @@ def test_wrong_endpoints(endpoint: str, words: str, traffic: Path, capsys: Captu
     said = refused(capsys, traffic, endpoint=endpoint)
     assert words in said
     assert "pass1234" not in said
+
+
+@pytest.mark.parametrize("host", ["日本.invalid", "a" * 300, "\udce4"])
+def test_hosts_that_no_name_can_have_are_not_usable(host: str, traffic: Path, capsys: Capture) -> None:
+    assert bench(f"http://{host}:1", traffic) in (2, 3)
+    assert capsys.readouterr().err.startswith("servetune: ")
+
+
+def test_a_full_disk_is_told_in_a_line_after_the_figures(traffic: Path, capsys: Capture) -> None:
+    with serve_process(Script((GOOD,))) as running:
+        assert bench(running.url, traffic, "--json", "/dev/full") == 1
+    said = capsys.readouterr()
+    assert "success rate" in said.out
+    assert said.err.splitlines()[-1].startswith("servetune: ")
+    assert "No space left" in said.err
+
+
+def test_a_schedule_that_no_window_can_hold_is_refused(traffic: Path, capsys: Capture) -> None:
+    with serve_process(Script((GOOD,))) as running:
+        assert bench(running.url, traffic, "--load", "rate=1000000", "--seconds", "3600") == 2
+    assert "at most 10,000,000" in capsys.readouterr().err
 
 
 def test_required_options_are_named(traffic: Path, capsys: Capture) -> None:

@@ -386,3 +386,13 @@ def test_a_slow_accept_is_waited_for_and_then_named() -> None:
     assert run.window.requests.ok == 2
     run = run_replies(uniform(4, 60_000, 2, head_at_ms=60_000), times=1, limits=Limits(0.5, 30))
     assert run.rows[0].error == "timeout: no end after 0.5 s"
+
+
+def test_bytes_after_an_answer_in_the_same_read_end_it_all_the_same() -> None:
+    """A server that sends an answer nobody asked for behind the one that was: the first counts at once."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = head + f"{len(EVENTS):x}\r\n".encode() + EVENTS + b"\r\n0\r\n\r\n"
+    with serving_raw(lambda _: [answer + b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"]) as server:
+        (window,) = benched(Target.parse(server.url), requests=2, load="serial").windows
+    assert window.requests.ok == 2
+    assert max(row.e2e_ms or 0 for row in window.rows) < 5_000

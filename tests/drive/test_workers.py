@@ -206,14 +206,17 @@ def children(pid: int) -> set[int]:
     return found
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, temporary: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_keeps_what_was_measured(
+    number: signal.Signals, tmp_path: Path, temporary: Path
+) -> None:
     with (
         serve_process(Script((STREAM,))) as server,
         command(server, tmp_path, "--load", "concurrency=4") as process,
     ):
         until(lambda: server.log().requests > 40, 30)
         left = children(process.pid)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         output, said = process.communicate(timeout=20)
     assert process.returncode in (0, 1), said
     assert "Traceback" not in said

@@ -83,6 +83,8 @@ class Target:
 
 def _split(url: str, what: str, schemes: tuple[str, ...]) -> tuple[str, str, int, str]:
     """Scheme, host, port and path of a URL. Raises SpecError without repeating a password."""
+    if not url.isprintable():
+        raise SpecError(f"{what}: the URL holds characters that no URL has")
     try:
         parts = urlsplit(url)
         port = parts.port
