@@ -22,7 +22,11 @@ demo: .venv/.installed ## Benchmark a real llama.cpp with a small real model on 
 	@$(py) scripts/with_engine.py llamacpp --no-prefix-cache -- bash -euc '\
 		for load in serial concurrency=4; do \
 			"$$0" bench --endpoint "$$1" --model "$$2" \
-				--traffic examples/serial-11.jsonl --load "$$load" --output-tokens 128; \
+				--traffic examples/serial-11.jsonl --load "$$load" --output-tokens 128 || { \
+				code=$$?; \
+				echo "Not valid: the last lines above say why. On a busy machine, try again." >&2; \
+				exit $$code; \
+			}; \
 		done' $(bin)/servetune {url} {model}
 
 test: lint engine-llamacpp ## Lint, type-check, and the quick lane of tests (with a real llama.cpp)
