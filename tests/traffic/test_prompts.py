@@ -45,6 +45,12 @@ def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
     assert [prompt.text for prompt in read_prompts(path)] == ["first prompt", "second \x0b\u2028 prompt"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    for name, content in (("a.jsonl", b'{"prompt":"one"}\n'), ("a.txt", b"one\n")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+        assert read_prompts(tmp_path / name) == [Prompt(text="one")]
+
+
 def test_line_breaks_inside_a_json_text_are_no_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt":"a\u2028b\x85c"}\n{"prompt":"d"}')
