@@ -29,9 +29,6 @@ request that meets such a close would fail for a reason of the client's."""
 _DEAD_AFTER = 3
 """Connections refused in a row after which the endpoint counts as dead (P-68)."""
 
-_PAUSE = 10 * MS
-"""From a refused connection to the next request in its place."""
-
 _SWEEP = 200 * MS
 _TOTAL = re.compile(rb'"completion_tokens":\s*(\d+)')
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
@@ -222,17 +219,10 @@ class Driver:
             self._refused = self._refused + 1 if dead else 0
             if self._refused >= _DEAD_AFTER:
                 self.stop("died under load")
-            if dead and not self._stopped:  # other refusals may be on their way: no hammering meanwhile
-                self._alarm.at(now() + _PAUSE, self._after_refusal)
-            else:
-                self._pacing.finished()
+            self._pacing.finished()
         else:
             self._after_counters()
         asyncio.get_running_loop().call_soon(self._write_down, exchange)
-
-    def _after_refusal(self) -> None:
-        self._pacing.finished()
-        self._check_over()
 
     def _count(self, exchange: Exchange) -> None:
         progress = self._progress
